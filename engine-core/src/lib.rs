@@ -1,0 +1,6 @@
+//! Pawl's engine-core: the process that owns the model.
+//!
+//! Invariants: no HTTP and no gRPC here; `scheduler/` and `kv_cache/` import neither device, model
+//! nor runner; everything that decides is a state machine with an injected clock.
+
+pub mod step;

@@ -1,0 +1,9 @@
+//! What both of Pawl's processes share.
+//!
+//! - [`protocol`]: the typed messages of the wire (the one folder that knows msgpack);
+//! - [`clock`]: stamps, and the clock that state machines are given instead of asking the system.
+//!
+//! Invariant: nothing here knows HTTP, a scheduler or a device.
+
+pub mod clock;
+pub mod protocol;
