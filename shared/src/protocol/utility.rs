@@ -18,8 +18,9 @@ pub struct UtilityCall {
 /// The answer: `[call_id, failure_message, result]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilityReply {
-    /// Of the call.
-    pub call_id: i64,
+    /// Of the call, unchanged. An engine's own notices (-1, -2) read as `u64::MAX` and one below:
+    /// no caller counts that far, so they match no call.
+    pub call_id: u64,
     /// Success with a value (`Value::Nil` for "no value"), or why it failed.
     pub result: Result<Value, String>,
 }
