@@ -1,6 +1,7 @@
 //! Core → frontend: what came of a request in one step.
 
-use super::{PrefillStats, RequestId, Tensor, Value};
+use super::wire::{Reader, Result, Wire, Writer, array_struct, map_struct, or_nil};
+use super::{DecodeErrorKind as Kind, PrefillStats, RequestId, Tensor, Value};
 
 /// `EngineCoreOutput`: one request's part of a step (19-element array, 18 before vLLM 0.33).
 #[derive(Clone, Debug, PartialEq)]
@@ -169,4 +170,92 @@ pub struct LogprobsTensors {
     pub logprobs: Vec<Vec<f32>>,
     /// One per row.
     pub ranks: Vec<u32>,
+}
+
+array_struct! {
+    EngineCoreOutput, required 2;
+    request_id, new_token_ids, new_logprobs, new_prompt_logprobs, pooling_output, finish_reason,
+    stop_reason, events as or_nil, kv_transfer_params, ec_transfer_params, trace_headers,
+    prefill_stats, routed_experts, num_nans_in_logits, mm_cache_miss_hashes, new_sampling_mask,
+    spec_decode_metrics, prompt_token_id_logprobs, error,
+}
+
+map_struct! {
+    OutputError,
+    base OutputError { code: String::new(), message: String::new(), retryable: false };
+    code, message, retryable,
+}
+
+/// A number. One that we do not know is an error, as in both of vLLM's frontends.
+impl Wire for FinishReason {
+    fn write(&self, w: &mut Writer) {
+        w.unsigned(*self as u64);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        let before = r.clone();
+        let number: usize = r.integer("a finish reason, 0 to 4")?;
+        let known = Self::ALL.get(number).copied();
+        known.ok_or_else(|| before.unexpected(Kind::Range, "a finish reason, 0 to 4"))
+    }
+}
+
+impl Wire for StopReason {
+    fn write(&self, w: &mut Writer) {
+        match self {
+            Self::Token(token) => token.write(w),
+            Self::Text(text) => w.text(text),
+        }
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        if r.is_text() {
+            String::read(r).map(Self::Text)
+        } else {
+            r.integer("a token id or text").map(Self::Token)
+        }
+    }
+}
+
+impl Wire for EngineCoreEvent {
+    fn write(&self, w: &mut Writer) {
+        w.map(2);
+        w.text("type");
+        w.unsigned(self.kind as u64);
+        w.text("timestamp");
+        w.float(self.timestamp);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        let before = r.clone();
+        let (mut kind, mut timestamp) = (None, None);
+        r.keys(|r, key| {
+            match key {
+                "type" => kind = Some(EventKind::read(r)?),
+                "timestamp" => timestamp = Some(r.float()?),
+                _ => r.skip()?,
+            }
+            Ok(())
+        })?;
+        let (Some(kind), Some(timestamp)) = (kind, timestamp) else {
+            return Err(before.unexpected(Kind::Missing, "an event with type and timestamp"));
+        };
+        Ok(Self { kind, timestamp })
+    }
+}
+
+impl Wire for EventKind {
+    fn write(&self, w: &mut Writer) {
+        w.unsigned(*self as u64);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        let before = r.clone();
+        match r.integer("an event type, 1 to 3")? {
+            1_i64 => Ok(Self::Queued),
+            2 => Ok(Self::Scheduled),
+            3 => Ok(Self::Preempted),
+            _ => Err(before.unexpected(Kind::Range, "an event type, 1 to 3")),
+        }
+    }
 }

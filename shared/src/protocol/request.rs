@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{SamplingParams, Tensor, UtilityCall, Value};
+use bytes::Bytes;
+
+use super::wire::{ArrayItems, NAME_BYTES_MAX, Reader, Result, Wire, Writer, array_struct};
+use super::{DecodeError, DecodeErrorKind as Kind, SamplingParams, Tensor, UtilityCall, Value};
 
 /// The id a request has on the wire: `<external>-<epoch><counter>`, never used twice.
 /// Cheap to clone; every table is keyed by it.
@@ -149,4 +152,103 @@ pub struct LoraRequest {
     pub load_inplace: bool,
     /// 3-D MoE weights.
     pub is_3d_lora_weight: bool,
+}
+
+// The type bytes, the first frame of each message on the input socket.
+const ADD: u8 = 0;
+const ABORT: u8 = 1;
+const START_DP_WAVE: u8 = 2;
+const UTILITY: u8 = 3;
+
+impl ClientMessage {
+    /// The frames to send: the type byte, the payload, and a frame for each large tensor.
+    #[must_use]
+    pub fn encode(&self) -> Vec<Bytes> {
+        let type_byte = match self {
+            Self::Add(_) => &[ADD],
+            Self::Abort(_) => &[ABORT],
+            Self::StartDpWave { .. } => &[START_DP_WAVE],
+            Self::Utility(_) => &[UTILITY],
+        };
+        let mut w = match self {
+            Self::Add(request) => {
+                // 5 bytes a token at most; the rest is small.
+                let tokens = request.prompt_token_ids.as_ref().map_or(0, Vec::len);
+                Writer::with_capacity(512 + 5 * tokens)
+            }
+            _ => Writer::with_capacity(128),
+        };
+        match self {
+            Self::Add(request) => request.write(&mut w),
+            Self::Abort(ids) => ids.write(&mut w),
+            Self::StartDpWave { wave, exclude_engine } => {
+                w.array(2);
+                wave.write(&mut w);
+                exclude_engine.write(&mut w);
+            }
+            Self::Utility(call) => call.write(&mut w),
+        }
+        w.into_frames(Some(Bytes::from_static(type_byte)))
+    }
+
+    /// Reads the frames `[type, payload, aux…]`.
+    ///
+    /// # Errors
+    /// Anything that is not such a message; nothing of it has been acted upon.
+    pub fn decode(frames: &[Bytes]) -> std::result::Result<Self, DecodeError> {
+        let ([type_byte], Some(_)) =
+            (frames.first().map_or(&[][..], |frame| &frame[..]), frames.get(1))
+        else {
+            let lengths: Vec<usize> = frames.iter().take(4).map(Bytes::len).collect();
+            let text = format!(
+                "expected a type byte and a payload, found {} frames of {lengths:?}… bytes",
+                frames.len()
+            );
+            return Err(DecodeError::new(Kind::Frames, text).within("ClientMessage"));
+        };
+        let r = Reader::over_frames(&frames[1..]);
+        match *type_byte {
+            ADD => r
+                .whole("EngineCoreRequest", EngineCoreRequest::read)
+                .map(|request| Self::Add(Box::new(request))),
+            ABORT => r.whole("Abort", Vec::read).map(Self::Abort),
+            START_DP_WAVE => r.whole("StartDpWave", |r| {
+                let mut items = ArrayItems::open(r, 1)?;
+                let wave = items.next(r, "wave", Wire::read)?;
+                let exclude_engine = items.next(r, "exclude_engine", Wire::read)?;
+                items.refuse_rest()?;
+                Ok(Self::StartDpWave { wave, exclude_engine })
+            }),
+            UTILITY => r.whole("UtilityCall", UtilityCall::read).map(Self::Utility),
+            other => {
+                let text = format!("expected a type byte from 0 to 3, found {other}");
+                Err(DecodeError::new(Kind::Frames, text).within("ClientMessage"))
+            }
+        }
+    }
+}
+
+array_struct! {
+    EngineCoreRequest, required 9;
+    request_id, prompt_token_ids, mm_features, sampling_params, pooling_params, arrival_time,
+    lora_request, cache_salt, data_parallel_rank, prompt_embeds, prompt_is_token_ids, client_index,
+    current_wave, priority, trace_headers, resumable, external_req_id, reasoning_ended,
+    reasoning_parser_kwargs, abort_immediately, session_id, kv_hints,
+}
+
+array_struct! {
+    LoraRequest, required 3;
+    lora_name, lora_int_id, lora_path, base_model_name, load_inplace, is_3d_lora_weight,
+}
+
+impl Wire for RequestId {
+    fn write(&self, w: &mut Writer) {
+        w.text(&self.0);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        let text = r.short_text(NAME_BYTES_MAX)?;
+        r.charge(text.len() + 2 * size_of::<usize>())?;
+        Ok(text.into())
+    }
 }

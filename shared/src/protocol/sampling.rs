@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Tensor, Value};
+use super::wire::{Reader, Result, Wire, Writer};
+use super::{DecodeErrorKind as Kind, Tensor, Value};
 
 /// When outputs are wanted; used by the frontend, carried on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -133,6 +134,129 @@ impl Default for SamplingParams {
             trace_decode_token_ids: None,
             watermarking: None,
             watermarking_skipped: false,
+        }
+    }
+}
+
+/// Lists the fields with their keys. A field is left away where it has its default, as Python does;
+/// those marked `always` are sent in any case, as Python does too. `as` names how a field is read.
+macro_rules! sampling_params {
+    ($($key:literal $field:ident $($always:ident)? $(=> $read:path)?),+ $(,)?) => {
+        impl Wire for SamplingParams {
+            fn write(&self, w: &mut Writer) {
+                let default = Self::default();
+                let sent = [$(sampling_params!(@sent self, default, $field $(, $always)?)),+];
+                w.map(sent.iter().filter(|sent| **sent).count());
+                $(
+                    if sampling_params!(@sent self, default, $field $(, $always)?) {
+                        w.text($key);
+                        self.$field.write(w);
+                    }
+                )+
+            }
+
+            fn read(r: &mut Reader<'_>) -> Result<Self> {
+                let mut params = Self::default();
+                r.keys(|r, key| {
+                    match key {
+                        $($key => params.$field = sampling_params!(@read r $(, $read)?),)+
+                        _ => r.skip()?,
+                    }
+                    Ok(())
+                })?;
+                Ok(params)
+            }
+        }
+    };
+    (@sent $self:ident, $default:ident, $field:ident) => { $self.$field != $default.$field };
+    (@sent $self:ident, $default:ident, $field:ident, always) => { true };
+    (@read $r:ident) => { Wire::read($r)? };
+    (@read $r:ident, $read:path) => { $read($r)? };
+}
+
+sampling_params! {
+    "n" n,
+    "presence_penalty" presence_penalty,
+    "frequency_penalty" frequency_penalty,
+    "repetition_penalty" repetition_penalty,
+    "temperature" temperature,
+    "watermarking" watermarking,
+    "top_p" top_p,
+    "top_k" top_k => read_top_k,
+    "min_p" min_p,
+    "seed" seed => read_seed,
+    "stop" stop always => read_texts,
+    "stop_token_ids" stop_token_ids always,
+    "ignore_eos" ignore_eos,
+    "max_tokens" max_tokens,
+    "min_tokens" min_tokens,
+    "logprobs" logprobs,
+    "prompt_logprobs" prompt_logprobs,
+    "prompt_logprob_token_ids" prompt_logprob_token_ids,
+    "prompt_logprob_start" prompt_logprob_start,
+    "logprob_token_ids" logprob_token_ids,
+    "flat_logprobs" flat_logprobs,
+    "detokenize" detokenize,
+    "skip_special_tokens" skip_special_tokens,
+    "spaces_between_special_tokens" spaces_between_special_tokens,
+    "include_stop_str_in_output" include_stop_str_in_output,
+    "output_kind" output_kind,
+    "stream_interval" stream_interval,
+    "skip_clone" skip_clone,
+    "output_text_buffer_length" output_text_buffer_length,
+    "_eos_token_id" eos_token_id,
+    "_all_stop_token_ids" all_stop_token_ids,
+    "_watermarking_skipped" watermarking_skipped,
+    "structured_outputs" structured_outputs,
+    "logit_bias" logit_bias,
+    "allowed_token_ids" allowed_token_ids,
+    "extra_args" extra_args,
+    "bad_words" bad_words always,
+    "_bad_words_token_ids" bad_words_token_ids,
+    "skip_reading_prefix_cache" skip_reading_prefix_cache,
+    "thinking_token_budget" thinking_token_budget,
+    "repetition_detection" repetition_detection,
+    "routed_experts_prompt_start" routed_experts_prompt_start,
+    "trace_decode_token_ids" trace_decode_token_ids,
+}
+
+/// vLLM takes -1 for "all" as it takes 0.
+fn read_top_k(r: &mut Reader<'_>) -> Result<u32> {
+    let before = r.clone();
+    match r.integer::<i64>("top_k: -1 or more")? {
+        -1 => Ok(0),
+        top_k => u32::try_from(top_k)
+            .map_err(|_| before.unexpected(Kind::Range, "top_k: -1 to 4294967295")),
+    }
+}
+
+/// vLLM takes -1 for "no seed".
+fn read_seed(r: &mut Reader<'_>) -> Result<Option<i64>> {
+    Ok(Option::read(r)?.filter(|seed| *seed != -1))
+}
+
+/// One text may come bare.
+fn read_texts(r: &mut Reader<'_>) -> Result<Vec<String>> {
+    if r.is_text() { Ok(vec![String::read(r)?]) } else { Vec::read(r) }
+}
+
+impl Wire for OutputKind {
+    fn write(&self, w: &mut Writer) {
+        w.unsigned(match self {
+            Self::Cumulative => 0,
+            Self::Delta => 1,
+            Self::FinalOnly => 2,
+        });
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self> {
+        const EXPECTED: &str = "an output kind, 0 to 2";
+        let before = r.clone();
+        match r.integer(EXPECTED)? {
+            0_i64 => Ok(Self::Cumulative),
+            1 => Ok(Self::Delta),
+            2 => Ok(Self::FinalOnly),
+            _ => Err(before.unexpected(Kind::Range, EXPECTED)),
         }
     }
 }
