@@ -124,8 +124,8 @@ fn device_code_lives_under_device() {
 #[test]
 fn scheduler_and_kv_cache_know_no_device_model_or_runner() {
     law("scheduler/ and kv_cache/ speak of block ids and token counts only", |source| {
-        let pure = source.under("engine-core/src/scheduler/")
-            || source.under("engine-core/src/kv_cache/");
+        let pure =
+            source.under("engine-core/src/scheduler/") || source.under("engine-core/src/kv_cache/");
         if !pure {
             return Vec::new();
         }

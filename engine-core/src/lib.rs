@@ -3,4 +3,6 @@
 //! Invariants: no HTTP and no gRPC here; `scheduler/` and `kv_cache/` import neither device, model
 //! nor runner; everything that decides is a state machine with an injected clock.
 
+pub mod kv_cache;
+pub mod scheduler;
 pub mod step;

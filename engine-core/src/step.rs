@@ -57,6 +57,10 @@ pub struct ScheduledRequest {
 
 /// One step's work. The runner first forgets `finished`, then learns `new_requests`, then runs
 /// `scheduled` in order.
+///
+/// A request may start on blocks that one before it in `scheduled` fills in this same step (they
+/// share a prefix): a layer writes the keys and values of the whole step before any request's
+/// attention reads them, or the requests run one after another.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// Counts up from 1.

@@ -1,0 +1,84 @@
+//! What happened since a client last asked, each thing told to one client and once.
+
+use std::collections::BTreeMap;
+
+use pawl_shared::protocol::{PawlStats, PrefixCacheStats, SchedulerStats};
+
+use super::{ClientIndex, Scheduler};
+
+/// What is owed to each client. An entry lives from the client's first request or question until
+/// the client leaves.
+#[derive(Debug, Default)]
+pub(super) struct ClientDeltas(BTreeMap<ClientIndex, Deltas>);
+
+#[derive(Debug, Default)]
+struct Deltas {
+    prefix: PrefixCacheStats,
+    preemptions: u64,
+}
+
+impl ClientDeltas {
+    pub fn join(&mut self, client: ClientIndex) {
+        self.0.entry(client).or_default();
+    }
+
+    pub fn leave(&mut self, client: ClientIndex) {
+        self.0.remove(&client);
+    }
+
+    /// A lookup for a request of `client`, in tokens. What a preempted request finds again is
+    /// counted apart: it is no evidence that prompts share anything.
+    pub fn looked_up(&mut self, client: ClientIndex, queries: u32, hits: u32, again: bool) {
+        let stats = &mut self.0.entry(client).or_default().prefix;
+        let (requests, all, found) = if again {
+            (&mut stats.preempted_requests, &mut stats.preempted_queries, &mut stats.preempted_hits)
+        } else {
+            (&mut stats.requests, &mut stats.queries, &mut stats.hits)
+        };
+        *requests += 1;
+        *all += u64::from(queries);
+        *found += u64::from(hits);
+    }
+
+    /// A request of `client` was preempted.
+    pub fn preempted(&mut self, client: ClientIndex) {
+        self.0.entry(client).or_default().preemptions += 1;
+    }
+
+    /// The cache is one for all, so all are told.
+    pub fn reset(&mut self) {
+        self.0.values_mut().for_each(|deltas| deltas.prefix.reset = true);
+    }
+}
+
+impl Scheduler {
+    /// The state now, and what `client`'s requests did since it was last asked for. State is the
+    /// same for every client; what a client's requests did is told to it alone, and once.
+    ///
+    /// `schedule_seconds`, `execute_seconds` and `update_seconds` are left at 0 for the loop that
+    /// measures them; `num_scheduled_tokens` is that of the step last folded by [`Self::update`].
+    pub fn take_stats(&mut self, client: ClientIndex) -> SchedulerStats {
+        let Deltas { prefix, preemptions } =
+            std::mem::take(self.deltas.0.entry(client).or_default());
+        SchedulerStats {
+            num_running_reqs: self.running.len() as u64,
+            num_waiting_reqs: self.waiting.len() as u64,
+            num_skipped_waiting_reqs: self.deferred.len() as u64,
+            num_kv_fetch_reqs_by_stage: [0; 3],
+            step_counter: self.step,
+            current_wave: 0,
+            kv_cache_usage: self.kv.usage(),
+            prefix_cache_stats: prefix,
+            spec_decoding_stats: None,
+            iteration_details: None,
+            kv_cache_eviction_events: Vec::new(),
+            waiting_lora_adapters: Vec::new(),
+            running_lora_adapters: Vec::new(),
+            pawl: Some(PawlStats {
+                num_preemptions: preemptions,
+                num_scheduled_tokens: u64::from(self.last_step_tokens),
+                ..PawlStats::default()
+            }),
+        }
+    }
+}
