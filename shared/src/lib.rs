@@ -2,11 +2,15 @@
 //!
 //! - [`protocol`]: the typed messages of the wire (the one folder that knows msgpack);
 //! - [`clock`]: stamps, and the clock that state machines are given instead of asking the system;
-//! - [`shutdown`], [`telemetry`]: how every process stops and logs.
+//! - [`shutdown`], [`telemetry`]: how every process stops and logs;
+//! - [`rendezvous`]: how a frontend and a core find, watch and leave each other, without sockets;
+//! - [`transport`]: the sockets between them (the one folder that knows ZeroMQ).
 //!
 //! Invariant: nothing here knows HTTP, a scheduler or a device.
 
 pub mod clock;
 pub mod protocol;
+pub mod rendezvous;
 pub mod shutdown;
 pub mod telemetry;
+pub mod transport;

@@ -1,0 +1,567 @@
+//! The core's table of clients: who joined, over what, and when they are gone.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::message::{ControlMessage, JOIN_VERSION, Join};
+use super::{HeartbeatConfig, OwnClock};
+use crate::clock::Stamp;
+
+/// Clients one core serves at most; a join beyond it is refused.
+const CLIENTS_MAX: usize = 256;
+
+/// The client index: given in order, never twice in a core's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u32);
+
+/// Who sent a control message, as the control socket names them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId(pub Bytes);
+
+/// Why a client is gone. Its requests must be aborted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaveReason {
+    /// It said LEAVE.
+    #[error("it left")]
+    Left,
+    /// One of its sockets closed: it died, or its link broke.
+    #[error("its connection closed")]
+    Disconnected,
+    /// It was not heard for too long.
+    #[error("it was silent for too long")]
+    Silent,
+    /// It did not take its outputs.
+    #[error("it did not read its outputs")]
+    CutOff,
+    /// The same frontend joined anew.
+    #[error("it joined again")]
+    Replaced,
+    /// The core could not connect to its sockets.
+    #[error("its sockets could not be reached: {0}")]
+    Unreachable(String),
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CoreInput {
+    /// A message on the control socket.
+    Control {
+        /// Who sent it.
+        from: PeerId,
+        /// Its only frame.
+        message: Bytes,
+    },
+    /// A control connection closed.
+    ControlGone {
+        /// Whose.
+        from: PeerId,
+    },
+    /// A vLLM frontend's INIT named its addresses, one pair per client.
+    Init {
+        /// Which of the handshakes.
+        dialer: u32,
+        /// Input addresses.
+        inputs: Vec<String>,
+        /// Output addresses.
+        outputs: Vec<String>,
+    },
+    /// A handshake broke before it was over.
+    HandshakeGone {
+        /// Which of the handshakes.
+        dialer: u32,
+    },
+    /// A link stands and its ready response was sent.
+    LinkUp {
+        /// Whose.
+        client: ClientId,
+    },
+    /// A link could not be made, or is lost.
+    LinkDown {
+        /// Whose.
+        client: ClientId,
+        /// Why.
+        reason: LeaveReason,
+    },
+    /// The model is loaded: from now on joins are answered.
+    Ready,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do about it, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CoreAction {
+    /// Send this on the control socket.
+    Reply {
+        /// To whom.
+        to: PeerId,
+        /// What.
+        message: ControlMessage,
+    },
+    /// Connect to a client's sockets and send the ready response.
+    OpenLink {
+        /// For whom.
+        client: ClientId,
+        /// Its ROUTER.
+        input: String,
+        /// Its PULL.
+        output: String,
+        /// Whether it acknowledges what it takes.
+        acknowledges: bool,
+    },
+    /// Close the link, whatever state it is in.
+    CloseLink {
+        /// Whose.
+        client: ClientId,
+    },
+    /// The client is served from now on.
+    Joined {
+        /// Who.
+        client: ClientId,
+        /// For people.
+        peer: String,
+    },
+    /// The client is gone.
+    Left {
+        /// Who.
+        client: ClientId,
+        /// Why.
+        reason: LeaveReason,
+    },
+    /// The client took this many bytes since its link began.
+    Acknowledged {
+        /// Who.
+        client: ClientId,
+        /// Total.
+        bytes: u64,
+    },
+    /// All links of a vLLM frontend stand: say READY.
+    HandshakeDone {
+        /// Which of the handshakes.
+        dialer: u32,
+    },
+    /// All links of a vLLM frontend are gone: start from the beginning.
+    HandshakeAgain {
+        /// Which of the handshakes.
+        dialer: u32,
+    },
+}
+
+#[derive(Debug)]
+enum Via {
+    Native { control: PeerId, pid: u32, instance: String, epoch: u64, heard: Stamp },
+    Handshake { dialer: u32 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for the core to be ready.
+    Held,
+    Linking,
+    Joined,
+}
+
+#[derive(Debug)]
+struct Member {
+    via: Via,
+    input: String,
+    output: String,
+    phase: Phase,
+}
+
+impl Member {
+    fn is_native(&self) -> bool {
+        matches!(self.via, Via::Native { .. })
+    }
+
+    fn is_of(&self, dialer: u32) -> bool {
+        matches!(self.via, Via::Handshake { dialer: d } if d == dialer)
+    }
+
+    fn peer(&self) -> String {
+        match &self.via {
+            Via::Native { pid, instance, epoch, .. } => {
+                format!("frontend {instance} (pid {pid}, epoch {epoch:x})")
+            }
+            Via::Handshake { .. } => format!("vLLM frontend at {}", self.input),
+        }
+    }
+}
+
+/// The core's half of native joining and of vLLM's handshake.
+#[derive(Debug)]
+pub struct CoreRendezvous {
+    engine_index: u32,
+    heartbeat: HeartbeatConfig,
+    own_clock: OwnClock,
+    ready: bool,
+    progress: u64,
+    busy: bool,
+    // At most CLIENTS_MAX; a join beyond it is refused.
+    members: BTreeMap<ClientId, Member>,
+    next_client: u32,
+    last_tick: Stamp,
+    ignored: u64,
+}
+
+impl CoreRendezvous {
+    /// A core that has just started listening.
+    #[must_use]
+    pub fn new(engine_index: u32, heartbeat: HeartbeatConfig, now: Stamp) -> Self {
+        Self {
+            engine_index,
+            heartbeat,
+            own_clock: OwnClock::default(),
+            ready: false,
+            progress: 0,
+            busy: false,
+            members: BTreeMap::new(),
+            next_client: 0,
+            last_tick: now,
+            ignored: 0,
+        }
+    }
+
+    /// What PONGs tell from now on.
+    pub fn set_progress(&mut self, progress: u64) {
+        self.progress = progress;
+    }
+
+    /// Whether there is work, so that a standing progress counter means a hang.
+    pub fn set_busy(&mut self, busy: bool) {
+        self.busy = busy;
+    }
+
+    /// Messages that were dropped because they could not be read or made no sense.
+    #[must_use]
+    pub fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
+    /// Counts a message that could not even be handed in.
+    pub fn count_ignored(&mut self) {
+        self.ignored += 1;
+    }
+
+    /// When [`CoreInput::Tick`] is due.
+    #[must_use]
+    pub fn next_tick(&self) -> Stamp {
+        self.last_tick + self.heartbeat.interval
+    }
+
+    /// Takes one input, returns what to do.
+    #[must_use]
+    pub fn handle(&mut self, now: Stamp, input: CoreInput) -> Vec<CoreAction> {
+        let mut actions = Vec::new();
+        match input {
+            CoreInput::Control { from, message } => {
+                self.on_control(now, from, &message, &mut actions);
+            }
+            CoreInput::ControlGone { from } => {
+                if let Some(client) = self.by_control(&from) {
+                    self.remove(client, LeaveReason::Disconnected, &mut actions);
+                }
+            }
+            CoreInput::Init { dialer, inputs, outputs } => {
+                self.on_init(dialer, inputs, outputs, &mut actions);
+            }
+            CoreInput::HandshakeGone { dialer } => {
+                self.remove_group(dialer, LeaveReason::Disconnected, &mut actions);
+            }
+            CoreInput::LinkUp { client } => self.on_link_up(client, &mut actions),
+            CoreInput::LinkDown { client, reason } => {
+                self.on_link_down(client, reason, &mut actions);
+            }
+            CoreInput::Ready => self.on_ready(&mut actions),
+            CoreInput::Tick => self.on_tick(now, &mut actions),
+        }
+        actions
+    }
+
+    fn on_control(
+        &mut self,
+        now: Stamp,
+        from: PeerId,
+        message: &[u8],
+        actions: &mut Vec<CoreAction>,
+    ) {
+        let member = self.by_control(&from);
+        // Whatever a member says, it lives.
+        if let Some(Member { via: Via::Native { heard, .. }, .. }) =
+            member.and_then(|client| self.members.get_mut(&client))
+        {
+            *heard = now;
+        }
+        match ControlMessage::decode(message) {
+            Ok(ControlMessage::Join(join)) => self.on_join(now, from, join, actions),
+            Ok(ControlMessage::JoinOfVersion(version)) => {
+                let reason = format!(
+                    "the core speaks join version {JOIN_VERSION}, the frontend {version}: run both \
+                     from the same build"
+                );
+                actions.push(refused(from, reason));
+            }
+            Ok(ControlMessage::Leave { epoch }) => {
+                if let Some(client) = self.by_epoch(member, epoch) {
+                    self.remove(client, LeaveReason::Left, actions);
+                }
+                // Said also to one that is no member: its LEAVE may have come twice.
+                actions.push(CoreAction::Reply {
+                    to: from,
+                    message: ControlMessage::LeaveDone { epoch },
+                });
+            }
+            Ok(ControlMessage::Ping { epoch, seq }) => {
+                let message = if self.by_epoch(member, epoch).is_some() {
+                    let (progress, busy) = (self.progress, self.busy);
+                    ControlMessage::Pong { epoch, seq, progress, busy }
+                } else {
+                    ControlMessage::Gone { epoch, reason: "the core does not know it".into() }
+                };
+                actions.push(CoreAction::Reply { to: from, message });
+            }
+            Ok(ControlMessage::Ack { epoch, bytes }) => match self.by_epoch(member, epoch) {
+                Some(client) => actions.push(CoreAction::Acknowledged { client, bytes }),
+                None => self.ignored += 1,
+            },
+            Ok(other) => {
+                tracing::debug!(?other, "a frontend sent what only a core sends");
+                self.ignored += 1;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "control message dropped");
+                self.ignored += 1;
+            }
+        }
+    }
+
+    fn on_join(&mut self, now: Stamp, from: PeerId, join: Join, actions: &mut Vec<CoreAction>) {
+        let known = self.members.iter().find_map(|(client, member)| match &member.via {
+            Via::Native { instance, epoch, .. } if *instance == join.instance => {
+                Some((*client, *epoch))
+            }
+            _ => None,
+        });
+        if let Some((client, epoch)) = known {
+            if join.epoch < epoch {
+                actions.push(refused(from, format!("epoch {epoch:x} of it has joined since")));
+                return;
+            }
+            if join.epoch == epoch {
+                self.on_join_again(now, client, from, actions);
+                return;
+            }
+            self.remove(client, LeaveReason::Replaced, actions);
+        }
+        if let Some(client) = self.by_control(&from) {
+            self.remove(client, LeaveReason::Replaced, actions);
+        }
+        if self.members.len() >= CLIENTS_MAX {
+            actions.push(refused(from, format!("the core serves {CLIENTS_MAX} frontends already")));
+            return;
+        }
+        let Join { input, output, pid, instance, epoch } = join;
+        let via = Via::Native { control: from, pid, instance, epoch, heard: now };
+        self.admit(Member { via, input, output, phase: Phase::Held }, actions);
+    }
+
+    /// The same JOIN once more: answered again if it had been, and never a second link.
+    fn on_join_again(
+        &mut self,
+        now: Stamp,
+        client: ClientId,
+        from: PeerId,
+        actions: &mut Vec<CoreAction>,
+    ) {
+        let engine_index = self.engine_index;
+        let Some(member) = self.members.get_mut(&client) else { return };
+        let Via::Native { control, epoch, heard, .. } = &mut member.via else { return };
+        *control = from.clone();
+        *heard = now;
+        if member.phase == Phase::Joined {
+            let (client_index, epoch) = (client.0, *epoch);
+            let message = ControlMessage::Welcome { client_index, epoch, engine_index };
+            actions.push(CoreAction::Reply { to: from, message });
+        }
+    }
+
+    fn on_init(
+        &mut self,
+        dialer: u32,
+        inputs: Vec<String>,
+        outputs: Vec<String>,
+        actions: &mut Vec<CoreAction>,
+    ) {
+        let fits = self.members.len() + inputs.len() <= CLIENTS_MAX;
+        let again = self.members.values().any(|member| member.is_of(dialer));
+        if inputs.is_empty() || inputs.len() != outputs.len() || !fits || again {
+            tracing::warn!(
+                inputs = inputs.len(),
+                outputs = outputs.len(),
+                "a vLLM frontend's INIT cannot be used: one output per input is needed, at most \
+                 {CLIENTS_MAX} clients in all"
+            );
+            self.ignored += 1;
+            if !again {
+                actions.push(CoreAction::HandshakeAgain { dialer });
+            }
+            return;
+        }
+        for (input, output) in inputs.into_iter().zip(outputs) {
+            let via = Via::Handshake { dialer };
+            self.admit(Member { via, input, output, phase: Phase::Held }, actions);
+        }
+    }
+
+    fn admit(&mut self, member: Member, actions: &mut Vec<CoreAction>) {
+        let client = ClientId(self.next_client);
+        self.next_client += 1;
+        self.members.insert(client, member);
+        if self.ready {
+            self.open(client, actions);
+        }
+    }
+
+    fn open(&mut self, client: ClientId, actions: &mut Vec<CoreAction>) {
+        let Some(member) = self.members.get_mut(&client) else { return };
+        if member.phase == Phase::Held {
+            member.phase = Phase::Linking;
+            actions.push(CoreAction::OpenLink {
+                client,
+                input: member.input.clone(),
+                output: member.output.clone(),
+                acknowledges: member.is_native(),
+            });
+        }
+    }
+
+    fn on_ready(&mut self, actions: &mut Vec<CoreAction>) {
+        self.ready = true;
+        let held: Vec<ClientId> = self.members.keys().copied().collect();
+        for client in held {
+            self.open(client, actions);
+        }
+    }
+
+    fn on_link_up(&mut self, client: ClientId, actions: &mut Vec<CoreAction>) {
+        let engine_index = self.engine_index;
+        let Some(member) = self.members.get_mut(&client) else { return };
+        if member.phase != Phase::Linking {
+            return;
+        }
+        member.phase = Phase::Joined;
+        let peer = member.peer();
+        let mut of_dialer = None;
+        match &member.via {
+            Via::Native { control, epoch, .. } => {
+                let (to, epoch) = (control.clone(), *epoch);
+                let message =
+                    ControlMessage::Welcome { client_index: client.0, epoch, engine_index };
+                actions.push(CoreAction::Reply { to, message });
+            }
+            Via::Handshake { dialer } => of_dialer = Some(*dialer),
+        }
+        actions.push(CoreAction::Joined { client, peer });
+        if let Some(dialer) = of_dialer {
+            let mut group = self.members.values().filter(|member| member.is_of(dialer));
+            if group.all(|member| member.phase == Phase::Joined) {
+                actions.push(CoreAction::HandshakeDone { dialer });
+            }
+        }
+    }
+
+    fn on_link_down(
+        &mut self,
+        client: ClientId,
+        reason: LeaveReason,
+        actions: &mut Vec<CoreAction>,
+    ) {
+        let Some(member) = self.members.get(&client) else { return };
+        let unfinished = member.phase != Phase::Joined;
+        match member.via {
+            // A handshake with one link missing is no handshake: all of it starts again.
+            Via::Handshake { dialer } if unfinished => self.remove_group(dialer, reason, actions),
+            _ => self.remove(client, reason, actions),
+        }
+    }
+
+    fn on_tick(&mut self, now: Stamp, actions: &mut Vec<CoreAction>) {
+        self.last_tick = now;
+        if !self.own_clock.may_judge(now, &self.heartbeat) {
+            return;
+        }
+        let silence = self.heartbeat.silence;
+        let silent: Vec<ClientId> = self
+            .members
+            .iter()
+            .filter(|(_, member)| match &member.via {
+                Via::Native { heard, .. } => now.since(*heard) >= silence,
+                Via::Handshake { .. } => false,
+            })
+            .map(|(client, _)| *client)
+            .collect();
+        for client in silent {
+            self.remove(client, LeaveReason::Silent, actions);
+        }
+    }
+
+    fn remove_group(&mut self, dialer: u32, reason: LeaveReason, actions: &mut Vec<CoreAction>) {
+        let group: Vec<ClientId> = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.is_of(dialer))
+            .map(|(client, _)| *client)
+            .collect();
+        if group.is_empty() {
+            actions.push(CoreAction::HandshakeAgain { dialer });
+        }
+        for client in group {
+            self.remove(client, reason.clone(), actions);
+        }
+    }
+
+    fn remove(&mut self, client: ClientId, reason: LeaveReason, actions: &mut Vec<CoreAction>) {
+        let Some(member) = self.members.remove(&client) else { return };
+        if member.phase != Phase::Held {
+            actions.push(CoreAction::CloseLink { client });
+        }
+        match member.via {
+            Via::Native { control, epoch, .. } if reason != LeaveReason::Left => {
+                let message = ControlMessage::Gone { epoch, reason: reason.to_string() };
+                actions.push(CoreAction::Reply { to: control, message });
+            }
+            Via::Native { .. } => {}
+            Via::Handshake { dialer } => {
+                if !self.members.values().any(|member| member.is_of(dialer)) {
+                    actions.push(CoreAction::HandshakeAgain { dialer });
+                }
+            }
+        }
+        if member.phase == Phase::Joined {
+            actions.push(CoreAction::Left { client, reason });
+        } else {
+            tracing::debug!(client = client.0, %reason, "a join came to nothing");
+        }
+    }
+
+    fn by_control(&self, from: &PeerId) -> Option<ClientId> {
+        self.members.iter().find_map(|(client, member)| match &member.via {
+            Via::Native { control, .. } if control == from => Some(*client),
+            _ => None,
+        })
+    }
+
+    fn by_epoch(&self, client: Option<ClientId>, wanted: u64) -> Option<ClientId> {
+        client.filter(|client| {
+            matches!(
+                self.members.get(client).map(|member| &member.via),
+                Some(Via::Native { epoch, .. }) if *epoch == wanted
+            )
+        })
+    }
+}
+
+fn refused(to: PeerId, reason: String) -> CoreAction {
+    CoreAction::Reply { to, message: ControlMessage::Refused { version: JOIN_VERSION, reason } }
+}

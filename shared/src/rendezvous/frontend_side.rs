@@ -1,0 +1,433 @@
+//! One frontend's life: join, watch the core, notice its end, join again with a new epoch.
+//!
+//! The driver opens a fresh set of sockets per epoch when [`FrontendRendezvous::next_open`] says
+//! so, and closes it on [`FrontendAction::Close`].
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::message::{ControlMessage, JOIN_VERSION, Join};
+use super::{HeartbeatConfig, OwnClock};
+use crate::clock::Stamp;
+
+/// After the first sign of death the output socket is still read: what the core said last lies
+/// there. A killed core's sockets end within milliseconds, this bounds the rest.
+const DRAIN: Duration = Duration::from_millis(500);
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+const BACKOFF_LAST: Duration = Duration::from_secs(1);
+
+/// Which socket of the pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairSocket {
+    /// To the core's control ROUTER.
+    Control,
+    /// The ROUTER that requests go out of.
+    Input,
+    /// The PULL that outputs come in by.
+    Output,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FrontendInput {
+    /// The control connection stands and the pair is bound at these addresses.
+    Opened {
+        /// Of the ROUTER.
+        input: String,
+        /// Of the PULL.
+        output: String,
+    },
+    /// The sockets could not be made.
+    OpenFailed {
+        /// For people.
+        reason: String,
+    },
+    /// A message on the control socket.
+    Control(Bytes),
+    /// The engine's first message on the input socket.
+    Ready {
+        /// The encoded ready response.
+        ready: Bytes,
+        /// From the identity of the engine's socket.
+        engine_index: u32,
+    },
+    /// The core's end of a socket closed.
+    Disconnected(PairSocket),
+    /// The output handler took this many bytes since the link began, and it is time to say so.
+    Acknowledge(u64),
+    /// The user wants to go.
+    Leave,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do about it, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FrontendAction {
+    /// Send this on the control socket.
+    Send(ControlMessage),
+    /// The core serves us; requests may go out.
+    Up {
+        /// The encoded ready response.
+        ready: Bytes,
+        /// The index the core gave.
+        client_index: u32,
+        /// Of this pair.
+        epoch: u64,
+        /// Which engine.
+        engine_index: u32,
+    },
+    /// The core is silent or makes no progress.
+    Hung {
+        /// For how long.
+        silent_for: Duration,
+    },
+    /// It is back.
+    Resumed,
+    /// The epoch is over (or a join was refused); what was asked in it is lost.
+    Down {
+        /// For people.
+        reason: String,
+    },
+    /// Drop the sockets of this epoch.
+    Close,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Between two epochs.
+    Closed,
+    /// The driver makes the sockets.
+    Opening,
+    Joining {
+        welcome: Option<(u32, u32)>,
+        ready: Option<(Bytes, u32)>,
+    },
+    Up {
+        progress: u64,
+        progressed: Stamp,
+        hung: bool,
+    },
+    /// The core is going or gone; the output socket is read to its end.
+    Draining {
+        until: Stamp,
+        reason: String,
+    },
+    Leaving,
+    Left,
+}
+
+/// The frontend's half of native joining.
+#[derive(Debug)]
+pub struct FrontendRendezvous {
+    instance: String,
+    pid: u32,
+    heartbeat: HeartbeatConfig,
+    own_clock: OwnClock,
+    phase: Phase,
+    epoch: u64,
+    heard: Stamp,
+    seq: u64,
+    last_tick: Stamp,
+    backoff: Duration,
+    last_refusal: Option<String>,
+    ignored: u64,
+}
+
+impl FrontendRendezvous {
+    /// A frontend process `instance` whose epochs follow `epoch_base`: unlike any other
+    /// frontend's, so that its wire ids are too.
+    #[must_use]
+    pub fn new(
+        instance: String,
+        pid: u32,
+        epoch_base: u64,
+        heartbeat: HeartbeatConfig,
+        now: Stamp,
+    ) -> Self {
+        Self {
+            instance,
+            pid,
+            heartbeat,
+            own_clock: OwnClock::default(),
+            phase: Phase::Closed,
+            epoch: epoch_base,
+            heard: now,
+            seq: 0,
+            last_tick: now,
+            backoff: Duration::ZERO,
+            last_refusal: None,
+            ignored: 0,
+        }
+    }
+
+    /// Begins the next epoch: its number, and how long to wait before opening sockets. `None` once
+    /// the frontend has left.
+    pub fn next_open(&mut self, now: Stamp) -> Option<(u64, Duration)> {
+        if matches!(self.phase, Phase::Left) {
+            return None;
+        }
+        self.phase = Phase::Opening;
+        self.epoch += 1;
+        self.last_tick = now;
+        let wait = self.backoff;
+        self.backoff = (2 * wait).clamp(BACKOFF_FIRST, BACKOFF_LAST);
+        Some((self.epoch, wait))
+    }
+
+    /// Messages that were dropped because they could not be read or made no sense.
+    #[must_use]
+    pub fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
+    /// Counts a message that could not even be handed in.
+    pub fn count_ignored(&mut self) {
+        self.ignored += 1;
+    }
+
+    /// Whether outputs may be taken from the output socket now.
+    #[must_use]
+    pub fn takes_outputs(&self) -> bool {
+        matches!(self.phase, Phase::Up { .. } | Phase::Draining { .. })
+    }
+
+    /// When [`FrontendInput::Tick`] is due.
+    #[must_use]
+    pub fn next_tick(&self) -> Stamp {
+        let beat = self.last_tick + self.heartbeat.interval;
+        match &self.phase {
+            Phase::Draining { until, .. } => beat.min(*until),
+            _ => beat,
+        }
+    }
+
+    /// Takes one input, returns what to do.
+    #[must_use]
+    pub fn handle(&mut self, now: Stamp, input: FrontendInput) -> Vec<FrontendAction> {
+        let mut actions = Vec::new();
+        match input {
+            FrontendInput::Opened { input, output } => {
+                self.phase = Phase::Joining { welcome: None, ready: None };
+                self.heard = now;
+                self.last_tick = now;
+                let (pid, instance, epoch) = (self.pid, self.instance.clone(), self.epoch);
+                let join = Join { input, output, pid, instance, epoch };
+                actions.push(FrontendAction::Send(ControlMessage::Join(join)));
+            }
+            FrontendInput::OpenFailed { reason } => self.refuse(reason, &mut actions),
+            FrontendInput::Control(message) => self.on_control(now, &message, &mut actions),
+            FrontendInput::Ready { ready: frame, engine_index } => match &mut self.phase {
+                Phase::Joining { ready: slot @ None, .. } => {
+                    *slot = Some((frame, engine_index));
+                    self.try_up(now, &mut actions);
+                }
+                _ => self.ignored += 1,
+            },
+            FrontendInput::Disconnected(socket) => self.on_disconnected(now, socket, &mut actions),
+            FrontendInput::Acknowledge(bytes) => {
+                if matches!(self.phase, Phase::Up { .. }) {
+                    let epoch = self.epoch;
+                    actions.push(FrontendAction::Send(ControlMessage::Ack { epoch, bytes }));
+                }
+            }
+            FrontendInput::Leave => match self.phase {
+                Phase::Joining { .. } | Phase::Up { .. } => {
+                    let epoch = self.epoch;
+                    self.phase = Phase::Leaving;
+                    actions.push(FrontendAction::Send(ControlMessage::Leave { epoch }));
+                }
+                Phase::Leaving => {}
+                _ => {
+                    self.phase = Phase::Left;
+                    actions.push(FrontendAction::Close);
+                }
+            },
+            FrontendInput::Tick => self.on_tick(now, &mut actions),
+        }
+        actions
+    }
+
+    fn on_control(&mut self, now: Stamp, message: &[u8], actions: &mut Vec<FrontendAction>) {
+        self.heard = now;
+        let message = match ControlMessage::decode(message) {
+            Ok(message) => message,
+            Err(error) => {
+                tracing::debug!(%error, "control message dropped");
+                self.ignored += 1;
+                return;
+            }
+        };
+        match (message, &mut self.phase) {
+            (
+                ControlMessage::Welcome { client_index, epoch, engine_index },
+                Phase::Joining { welcome, .. },
+            ) if epoch == self.epoch => {
+                *welcome = Some((client_index, engine_index));
+                self.try_up(now, actions);
+            }
+            (ControlMessage::Refused { version, reason }, Phase::Joining { .. }) => {
+                let reason = if version == JOIN_VERSION {
+                    format!("the core refused the join: {reason}")
+                } else {
+                    format!(
+                        "the core speaks join version {version}, this frontend {JOIN_VERSION}: run \
+                         both from the same build ({reason})"
+                    )
+                };
+                self.refuse(reason, actions);
+            }
+            (
+                ControlMessage::Pong { epoch, progress, busy, .. },
+                Phase::Up { progress: known, progressed, .. },
+            ) if epoch == self.epoch => {
+                // An idle core has nothing to make progress with.
+                if progress != *known || !busy {
+                    *known = progress;
+                    *progressed = now;
+                }
+                self.judge(now, actions);
+            }
+            (ControlMessage::Pong { .. }, _) => {}
+            (ControlMessage::Gone { epoch, reason }, Phase::Up { .. } | Phase::Joining { .. })
+                if epoch == self.epoch =>
+            {
+                self.drain(now, format!("the core closed the link: {reason}"), actions);
+            }
+            (ControlMessage::LeaveDone { epoch }, Phase::Leaving) if epoch == self.epoch => {
+                self.phase = Phase::Left;
+                actions.push(FrontendAction::Close);
+            }
+            (ControlMessage::Welcome { .. } | ControlMessage::Gone { .. }, _) => {}
+            (other, _) => {
+                tracing::debug!(?other, "control message makes no sense here");
+                self.ignored += 1;
+            }
+        }
+    }
+
+    fn try_up(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
+        let Phase::Joining { welcome: Some((client_index, engine_index)), ready } = &mut self.phase
+        else {
+            return;
+        };
+        let (client_index, engine_index) = (*client_index, *engine_index);
+        let Some((ready, _)) = ready.take() else { return };
+        self.phase = Phase::Up { progress: 0, progressed: now, hung: false };
+        self.backoff = BACKOFF_FIRST;
+        self.last_refusal = None;
+        actions.push(FrontendAction::Up { ready, client_index, epoch: self.epoch, engine_index });
+    }
+
+    fn on_disconnected(
+        &mut self,
+        now: Stamp,
+        socket: PairSocket,
+        actions: &mut Vec<FrontendAction>,
+    ) {
+        match (&self.phase, socket) {
+            (Phase::Leaving, _) => {
+                self.phase = Phase::Left;
+                actions.push(FrontendAction::Close);
+            }
+            (Phase::Closed | Phase::Left | Phase::Opening, _) => {}
+            // Outputs end last: there is nothing left to read.
+            (Phase::Draining { .. }, PairSocket::Output) => self.end_drain(actions),
+            (Phase::Draining { .. }, _) => {}
+            (Phase::Up { .. }, PairSocket::Output) => {
+                self.down("the core is gone".into(), actions);
+            }
+            (Phase::Joining { .. } | Phase::Up { .. }, _) => {
+                self.drain(now, "the core is gone".into(), actions);
+            }
+        }
+    }
+
+    fn on_tick(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
+        let beat = now >= self.last_tick + self.heartbeat.interval;
+        if let Phase::Draining { until, .. } = self.phase
+            && now >= until
+        {
+            self.end_drain(actions);
+            return;
+        }
+        if !beat {
+            return;
+        }
+        self.last_tick = now;
+        if matches!(self.phase, Phase::Joining { .. } | Phase::Up { .. }) {
+            self.seq += 1;
+            let (epoch, seq) = (self.epoch, self.seq);
+            actions.push(FrontendAction::Send(ControlMessage::Ping { epoch, seq }));
+        }
+        self.judge(now, actions);
+    }
+
+    fn judge(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
+        let may_judge = self.own_clock.may_judge(now, &self.heartbeat);
+        let silent_for = now.since(self.heard);
+        let HeartbeatConfig { silence, dead, .. } = self.heartbeat;
+        match &mut self.phase {
+            Phase::Up { progressed, hung, .. } => {
+                let stuck_for = silent_for.max(now.since(*progressed));
+                if stuck_for < silence {
+                    if std::mem::take(hung) {
+                        actions.push(FrontendAction::Resumed);
+                    }
+                } else if may_judge && stuck_for >= dead {
+                    let reason = format!("the core hung for {} s", stuck_for.as_secs());
+                    self.down(reason, actions);
+                } else if may_judge && !std::mem::replace(hung, true) {
+                    actions.push(FrontendAction::Hung { silent_for: stuck_for });
+                }
+            }
+            Phase::Joining { .. } if may_judge && silent_for >= silence => {
+                self.down("the core does not answer the join".into(), actions);
+            }
+            Phase::Leaving if silent_for >= silence => {
+                self.phase = Phase::Left;
+                actions.push(FrontendAction::Close);
+            }
+            _ => {}
+        }
+    }
+
+    fn drain(&mut self, now: Stamp, reason: String, actions: &mut Vec<FrontendAction>) {
+        if matches!(self.phase, Phase::Up { .. }) {
+            self.phase = Phase::Draining { until: now + DRAIN, reason };
+        } else {
+            self.down(reason, actions);
+        }
+    }
+
+    fn end_drain(&mut self, actions: &mut Vec<FrontendAction>) {
+        if let Phase::Draining { reason, .. } = std::mem::replace(&mut self.phase, Phase::Closed) {
+            actions.push(FrontendAction::Down { reason });
+            actions.push(FrontendAction::Close);
+        }
+    }
+
+    /// Ends the epoch; says so if it ever was up.
+    fn down(&mut self, reason: String, actions: &mut Vec<FrontendAction>) {
+        if matches!(self.phase, Phase::Up { .. }) {
+            actions.push(FrontendAction::Down { reason });
+        } else {
+            tracing::debug!(%reason, "a join came to nothing");
+        }
+        self.phase = Phase::Closed;
+        actions.push(FrontendAction::Close);
+    }
+
+    /// A join that cannot succeed as things are: told once per reason, tried again slowly.
+    fn refuse(&mut self, reason: String, actions: &mut Vec<FrontendAction>) {
+        if self.last_refusal.as_ref() != Some(&reason) {
+            tracing::warn!(%reason, "join refused");
+            self.last_refusal = Some(reason.clone());
+            actions.push(FrontendAction::Down { reason });
+        }
+        self.backoff = BACKOFF_LAST;
+        self.phase = Phase::Closed;
+        actions.push(FrontendAction::Close);
+    }
+}

@@ -1,0 +1,1 @@
+//! Scenarios on a clock that stands still unless it is moved.

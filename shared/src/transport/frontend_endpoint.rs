@@ -1,0 +1,310 @@
+//! A frontend's end: joins, tells what the core says, and joins again when the core is gone.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, mpsc};
+
+use super::outbox::SharedOutbox;
+use super::pair::{self, Ended};
+use super::thread::{self, Thread, Wishes};
+use super::{Address, SendRefused, SocketDir, TransportError};
+use crate::clock::{Clock, SystemClock};
+use crate::rendezvous::{
+    AckPolicy, FrontendAction, FrontendInput, FrontendRendezvous, HeartbeatConfig, WINDOW_BYTES,
+};
+
+/// Messages that wait for [`FrontendEndpoint::next`]. When full the output socket is not read, and
+/// the core keeps what its credit does not cover.
+const DELIVERIES_MAX: usize = 1024;
+
+/// How a frontend and a core meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CoreAt {
+    /// The core listens there.
+    Join(Address),
+    /// A core dials this handshake socket of ours.
+    AwaitCore(Address),
+}
+
+/// What a frontend needs to have a core.
+pub struct FrontendEndpointConfig {
+    /// How they meet.
+    pub core: CoreAt,
+    /// Where unix sockets go; one of its own when none is given.
+    pub socket_dir: Option<Arc<SocketDir>>,
+    /// The host the core finds us at, if not the one that faces it.
+    pub advertise: Option<String>,
+    /// How long silence is borne.
+    pub heartbeat: HeartbeatConfig,
+    /// The clock.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl FrontendEndpointConfig {
+    /// The usual figures.
+    #[must_use]
+    pub fn new(core: CoreAt) -> Self {
+        Self {
+            core,
+            socket_dir: None,
+            advertise: None,
+            heartbeat: HeartbeatConfig::default(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// What happened at a frontend's end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FrontendEvent {
+    /// A core serves us. From now on [`FrontendSender::try_send`] works.
+    Up {
+        /// The encoded ready response.
+        ready: Bytes,
+        /// The index the core gave us.
+        client_index: u32,
+        /// Unlike any other epoch of any frontend: wire ids carry it. Fits 53 bits.
+        epoch: u64,
+        /// Which engine.
+        engine_index: u32,
+    },
+    /// A message of the output socket, not decoded.
+    Message {
+        /// As they came.
+        frames: Vec<Bytes>,
+    },
+    /// The core is silent or makes no progress; it may come back.
+    Hung {
+        /// For how long.
+        silent_for: Duration,
+    },
+    /// The core is back, nothing is lost.
+    Resumed,
+    /// The epoch is over, and every request of it is lost. Also told when a join is refused. The
+    /// endpoint goes on trying.
+    Down {
+        /// For people.
+        reason: String,
+    },
+}
+
+/// What goes from the sockets' thread to the endpoint.
+pub(super) enum Delivery {
+    Up { event: FrontendEvent, outbox: SharedOutbox, taken: Taken },
+    Event(FrontendEvent),
+    Message { frames: Vec<Bytes>, cost: u64 },
+}
+
+/// Bytes that the user has taken in one epoch.
+#[derive(Clone, Default)]
+pub(super) struct Taken(Arc<TakenInner>);
+
+#[derive(Default)]
+struct TakenInner {
+    total: AtomicU64,
+    /// The thread has been woken and has not yet looked at what is owed.
+    told: AtomicBool,
+    changed: Notify,
+}
+
+impl Taken {
+    fn add(&self, cost: u64) {
+        const STEP: u64 = WINDOW_BYTES / 8;
+        let before = self.0.total.fetch_add(cost, Ordering::SeqCst);
+        // The thread has a timer for what is owed: it is woken for the first bytes since it
+        // acknowledged, and then now and then, not for each message.
+        let first = !self.0.told.swap(true, Ordering::SeqCst);
+        if first || (before + cost) / STEP != before / STEP {
+            self.0.changed.notify_one();
+        }
+    }
+
+    pub(super) async fn changed(&self) {
+        self.0.changed.notified().await;
+    }
+}
+
+/// What outlives an epoch on the sockets' thread.
+pub(super) struct Driver {
+    pub(super) machine: FrontendRendezvous,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) socket_dir: Option<Arc<SocketDir>>,
+    pub(super) advertise: Option<String>,
+    pub(super) deliveries: mpsc::Sender<Delivery>,
+    pub(super) taken: Taken,
+    pub(super) ack: AckPolicy,
+}
+
+impl Driver {
+    pub(super) fn handle(&mut self, input: FrontendInput) -> Vec<FrontendAction> {
+        let now = self.clock.now();
+        self.machine.handle(now, input)
+    }
+
+    pub(super) fn begin_epoch(&mut self) {
+        self.taken = Taken::default();
+        self.ack = AckPolicy::default();
+    }
+
+    /// The bytes to acknowledge now, if any.
+    pub(super) fn due_acknowledgement(&mut self) -> Option<u64> {
+        let taken = self.taken.0.total.load(Ordering::SeqCst);
+        let acknowledge = self.ack.on_taken(self.clock.now(), taken)?;
+        self.taken.0.told.store(false, Ordering::SeqCst);
+        // Bytes taken between the two lines above woke nobody.
+        if self.taken.0.total.load(Ordering::SeqCst) != taken {
+            self.taken.0.changed.notify_one();
+        }
+        Some(acknowledge)
+    }
+
+    /// The host in the address becomes the advertised one.
+    pub(super) fn advertised(&self, address: Address) -> Address {
+        match (address, &self.advertise) {
+            (Address::Tcp { port, .. }, Some(host)) => Address::Tcp { host: host.clone(), port },
+            (address, _) => address,
+        }
+    }
+
+    /// Waits until the endpoint has room; `false` if it is wanted no more.
+    pub(super) async fn deliver(&self, delivery: Delivery, wishes: &mut Wishes) -> bool {
+        tokio::select! {
+            sent = self.deliveries.send(delivery) => sent.is_ok(),
+            _ = wishes.changed() => false,
+        }
+    }
+
+    fn run(mut self, core: &CoreAt, mut wishes: Wishes) {
+        while let Some((epoch, wait)) = self.machine.next_open(self.clock.now()) {
+            // A fresh runtime per epoch: dropping it frees all that the old sockets held.
+            let runtime = match thread::runtime() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    tracing::error!(%error, "no runtime for sockets, will try again");
+                    std::thread::sleep(Duration::from_secs(1));
+                    continue;
+                }
+            };
+            self.begin_epoch();
+            let mut ended = Ended::Stopped;
+            thread::run_on(runtime, async {
+                ended = match core {
+                    CoreAt::Join(address) => {
+                        pair::run(&mut self, address, epoch, wait, &mut wishes).await
+                    }
+                    CoreAt::AwaitCore(_) => Ended::Stopped,
+                };
+            });
+            if ended == Ended::Stopped {
+                return;
+            }
+        }
+    }
+}
+
+/// A frontend's link to its core, through all its epochs.
+pub struct FrontendEndpoint {
+    deliveries: mpsc::Receiver<Delivery>,
+    taken: Taken,
+    /// Cost of the message handed out last: it counts as taken when the next one is asked for.
+    owed: u64,
+    sender: FrontendSender,
+    thread: Thread,
+}
+
+impl FrontendEndpoint {
+    /// Starts to look for the core, and goes on until dropped or [`FrontendEndpoint::leave`].
+    #[expect(clippy::unused_async, reason = "sockets may need the runtime to be bound")]
+    pub async fn start(
+        config: FrontendEndpointConfig,
+    ) -> Result<(Self, FrontendSender), TransportError> {
+        let (CoreAt::Join(address) | CoreAt::AwaitCore(address)) = &config.core;
+        let socket_dir = match (config.socket_dir, address) {
+            (None, Address::Ipc(_)) => Some(Arc::new(SocketDir::create_default()?)),
+            (dir, _) => dir,
+        };
+        let id = uuid::Uuid::new_v4();
+        // 32 random bits keep the epochs of different processes apart, 20 count within one.
+        let epoch_base = (id.as_u128() as u64 & 0xffff_ffff) << 20;
+        let (delivery_sender, deliveries) = mpsc::channel(DELIVERIES_MAX);
+        let driver = Driver {
+            machine: FrontendRendezvous::new(
+                id.simple().to_string(),
+                std::process::id(),
+                epoch_base,
+                config.heartbeat,
+                config.clock.now(),
+            ),
+            clock: config.clock,
+            socket_dir,
+            advertise: config.advertise,
+            deliveries: delivery_sender,
+            taken: Taken::default(),
+            ack: AckPolicy::default(),
+        };
+        let core = config.core;
+        let thread = Thread::start("pawl-frontend", move |wishes| driver.run(&core, wishes))?;
+        let sender = FrontendSender::default();
+        let endpoint =
+            Self { deliveries, taken: Taken::default(), owed: 0, sender: sender.clone(), thread };
+        Ok((endpoint, sender))
+    }
+
+    /// The next event. Cancel-safe. Asking for it says that the message before has been handled.
+    pub async fn next(&mut self) -> FrontendEvent {
+        let owed = std::mem::take(&mut self.owed);
+        if owed > 0 {
+            self.taken.add(owed);
+        }
+        let Some(delivery) = self.deliveries.recv().await else {
+            // The thread ends only when this endpoint wants it to.
+            return std::future::pending().await;
+        };
+        match delivery {
+            Delivery::Message { frames, cost } => {
+                self.owed = cost;
+                FrontendEvent::Message { frames }
+            }
+            Delivery::Up { event, outbox, taken } => {
+                // Only now: a request that is sent belongs to the epoch its sender has seen.
+                self.sender.set(Some(outbox));
+                self.taken = taken;
+                event
+            }
+            Delivery::Event(event) => {
+                if matches!(event, FrontendEvent::Down { .. }) {
+                    self.sender.set(None);
+                }
+                event
+            }
+        }
+    }
+
+    /// Says LEAVE, waits for the answer at most until `deadline` is over, and closes.
+    pub async fn leave(mut self, deadline: Duration) {
+        self.sender.set(None);
+        self.deliveries.close();
+        self.thread.finish(deadline);
+        self.thread.ended(tokio::time::Instant::now() + deadline).await;
+    }
+}
+
+/// Sends requests to the core of the current epoch, in order. Clones share one queue.
+#[derive(Clone, Default)]
+pub struct FrontendSender(Arc<Mutex<Option<SharedOutbox>>>);
+
+impl FrontendSender {
+    fn set(&self, outbox: Option<SharedOutbox>) {
+        *self.0.lock().expect("no code panics while it holds the sender") = outbox;
+    }
+
+    /// Queues `[type, payload, aux…]`. Never blocks: refused when there is no core, or when 64 MiB
+    /// wait because the core does not read. Taken is not delivered: a link may be lost.
+    pub fn try_send(&self, frames: Vec<Bytes>) -> Result<(), SendRefused> {
+        let outbox = self.0.lock().expect("no code panics while it holds the sender");
+        outbox.as_ref().ok_or(SendRefused::Down)?.push(frames)
+    }
+}
