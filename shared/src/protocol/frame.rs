@@ -12,6 +12,35 @@ use super::{
 use crate::clock::Stamp;
 
 /// What one step means for one client.
+///
+/// ```
+/// # use pawl_shared::{clock::Stamp, protocol::{EngineCoreOutput, SchedulerStats, StepFrame}};
+/// fn sent(stamp: Stamp, stats: SchedulerStats, outputs: Vec<EngineCoreOutput>) -> StepFrame {
+///     StepFrame::new(stamp, stats, 0, outputs)
+/// }
+/// ```
+///
+/// Without the stamp there is no frame:
+///
+/// ```compile_fail,E0061
+/// # use pawl_shared::{clock::Stamp, protocol::{EngineCoreOutput, SchedulerStats, StepFrame}};
+/// fn sent(stats: SchedulerStats, outputs: Vec<EngineCoreOutput>) -> StepFrame {
+///     StepFrame::new(stats, 0, outputs)
+/// }
+/// ```
+///
+/// nor without the stats, and none are made up:
+///
+/// ```compile_fail,E0061
+/// # use pawl_shared::{clock::Stamp, protocol::{EngineCoreOutput, SchedulerStats, StepFrame}};
+/// fn sent(stamp: Stamp, outputs: Vec<EngineCoreOutput>) -> StepFrame {
+///     StepFrame::new(stamp, 0, outputs)
+/// }
+/// ```
+///
+/// ```compile_fail,E0599
+/// let stats = pawl_shared::protocol::SchedulerStats::default();
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepFrame {
     engine_index: u32,

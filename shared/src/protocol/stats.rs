@@ -3,7 +3,7 @@
 use super::Value;
 use super::wire::{Reader, Result, Wire, Writer, map_struct};
 
-/// `SchedulerStats`. There is deliberately no `Default`: a frame's stats are taken from a scheduler.
+/// `SchedulerStats`. There is deliberately no `Default`: a frame's stats are a scheduler's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerStats {
     /// Requests in the running list.

@@ -107,8 +107,8 @@ fn read_data(r: &mut Reader<'_>) -> Result<Bytes> {
         return match r.frames().get(index) {
             Some(frame) if index > 0 => Ok(frame.clone()),
             _ => {
-                let last = r.frames().len().saturating_sub(1);
-                let expected = format!("the index of a frame, 1 to {last}");
+                let beside = r.frames().len().saturating_sub(1);
+                let expected = format!("the index of one of {beside} frames beside the payload");
                 Err(before.unexpected(Kind::Frames, &expected))
             }
         };

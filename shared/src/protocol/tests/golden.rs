@@ -13,7 +13,7 @@ fn again(message: &EngineMessage) -> EngineMessage {
     let frames = match message.clone() {
         EngineMessage::Step { engine_index, timestamp, stats, outputs, finished_requests } => {
             let stamp = crate::clock::Stamp::from_nanos((timestamp * 1e9) as u64);
-            let stats = stats.unwrap_or_else(super::idle_stats);
+            let stats = stats.unwrap_or_else(super::samples::idle_stats);
             StepFrame::new(stamp, stats, engine_index, outputs)
                 .with_finished(finished_requests)
                 .encode()
@@ -39,7 +39,7 @@ fn check_step(payload: &str, outputs: Vec<EngineCoreOutput>, finished: &[&str]) 
         finished_requests: finished_requests.clone(),
     };
     assert_eq!(message, expected(None));
-    assert_eq!(again(&message), expected(Some(super::idle_stats())));
+    assert_eq!(again(&message), expected(Some(super::samples::idle_stats())));
 }
 
 fn check_utility(payload: &str, result: Result<Value, String>) {
@@ -161,8 +161,11 @@ fn logprobs_inline() {
 /// An ADD whose fourth element is Python's map for `SamplingParams()`.
 #[test]
 fn default_sampling_params_from_python() {
-    let params = "de0004a473746f7090ae73746f705f746f6b656e5f69647390a96261645f776f72647390b9736b69705f72656164696e675f7072656669785f6361636865c2";
-    let payload = format!("99a2723191 01c0{params}c0cb3ff0000000000000c0c0c0").replace(' ', "");
+    let params = concat!(
+        "de0004a473746f7090ae73746f705f746f6b656e5f69647390a96261645f776f72647390",
+        "b9736b69705f72656164696e675f7072656669785f6361636865c2",
+    );
+    let payload = format!("99a272319101c0{params}c0cb3ff0000000000000c0c0c0");
     let sampling =
         SamplingParams { skip_reading_prefix_cache: Some(false), ..SamplingParams::default() };
     let mut request = EngineCoreRequest::new("r1".into(), vec![1], sampling);

@@ -1,16 +1,19 @@
 //! msgpack itself: how single values are written and read, and the two shapes messages have.
 //!
-//! A type that travels implements [`Wire`]. Most do so through [`array_struct!`] or [`map_struct!`],
+//! A type that travels implements [`Wire`]. Most do so through `array_struct!` or `map_struct!`,
 //! which list vLLM's fields in vLLM's order: those lists are the wire, the structs are the meaning.
 //!
 //! Reading trusts nothing: announced lengths are checked against the bytes that are left before
 //! anything is reserved, depth is bounded, and what a message may take in memory is budgeted.
 
+mod items;
+mod preview;
 mod reader;
 mod scalars;
 mod writer;
 
-pub(super) use reader::{ArrayItems, Reader};
+pub(super) use items::ArrayItems;
+pub(super) use reader::Reader;
 pub(super) use scalars::or_nil;
 pub(super) use writer::{EXT_PICKLES, EXT_RAW, Writer};
 

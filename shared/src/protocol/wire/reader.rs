@@ -3,18 +3,15 @@
 use bytes::Bytes;
 use rmp::Marker;
 
-use super::{Result, Wire};
+use super::Result;
 use crate::protocol::{DecodeError, DecodeErrorKind as Kind};
 
 /// Arrays and maps inside one another. Deeper messages are refused, so that recursion is bounded.
 const DEPTH_MAX: u32 = 128;
 
 /// What one decoded message may take in memory, in bytes. Small values grow in memory (an empty
-/// output is 3 bytes on the wire and some 600 decoded), so the size of a frame is no bound by itself.
+/// output is 3 bytes on the wire and some 600 decoded), so a frame's size is no bound by itself.
 const DECODED_BYTES_MAX: usize = 256 << 20;
-
-/// Characters of a value that an error shows.
-const PREVIEW_CHARS_MAX: usize = 96;
 
 /// A cursor over one payload, with the frames its tensors may lie in.
 #[derive(Clone, Debug)]
@@ -164,25 +161,25 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn any_integer(&mut self, expected: &str) -> Result<i128> {
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        Ok(match marker {
-            Marker::FixPos(value) => value.into(),
-            Marker::FixNeg(value) => value.into(),
-            Marker::U8 => u8::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::U16 => u16::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::U32 => u32::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::U64 => u64::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::I8 => i8::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::I16 => i16::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::I32 => i32::from_be_bytes(self.fixed(expected)?).into(),
-            Marker::I64 => i64::from_be_bytes(self.fixed(expected)?).into(),
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, expected));
+    pub(super) fn any_integer(&mut self, expected: &str) -> Result<i128> {
+        Ok(match self.peek()? {
+            Marker::FixPos(value) => {
+                self.at += 1;
+                value.into()
             }
+            Marker::FixNeg(value) => {
+                self.at += 1;
+                value.into()
+            }
+            Marker::U8 => u8::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::U16 => u16::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::U32 => u32::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::U64 => u64::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::I8 => i8::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::I16 => i16::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::I32 => i32::from_be_bytes(self.after_marker(expected)?).into(),
+            Marker::I64 => i64::from_be_bytes(self.after_marker(expected)?).into(),
+            _ => return Err(self.unexpected(Kind::Type, expected)),
         })
     }
 
@@ -190,34 +187,22 @@ impl<'a> Reader<'a> {
     pub(in crate::protocol) fn float(&mut self) -> Result<f64> {
         const EXPECTED: &str = "a number";
         match self.peek()? {
-            Marker::F64 => {
-                self.at += 1;
-                Ok(f64::from_be_bytes(self.fixed(EXPECTED)?))
-            }
-            Marker::F32 => {
-                self.at += 1;
-                Ok(f32::from_be_bytes(self.fixed(EXPECTED)?).into())
-            }
+            Marker::F64 => Ok(f64::from_be_bytes(self.after_marker(EXPECTED)?)),
+            Marker::F32 => Ok(f32::from_be_bytes(self.after_marker(EXPECTED)?).into()),
             _ => Ok(self.any_integer(EXPECTED)? as f64),
         }
     }
 
     pub(in crate::protocol) fn text(&mut self) -> Result<&'a str> {
-        const EXPECTED: &str = "text";
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        let len = match marker {
-            Marker::FixStr(len) => len.into(),
-            Marker::Str8 => self.length8(EXPECTED)?,
-            Marker::Str16 => self.length16(EXPECTED)?,
-            Marker::Str32 => self.length32(EXPECTED)?,
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, EXPECTED));
-            }
+        let length = match self.peek()? {
+            Marker::FixStr(len) => Length::Is(len),
+            Marker::Str8 => Length::In8,
+            Marker::Str16 => Length::In16,
+            Marker::Str32 => Length::In32,
+            _ => return Err(self.unexpected(Kind::Type, "text")),
         };
-        let bytes = self.take(len, EXPECTED)?;
+        let len = self.length(length)?;
+        let bytes = self.take(len)?;
         std::str::from_utf8(bytes).map_err(|error| {
             let text = format!("expected text, found {len} bytes that are not UTF-8: {error}");
             DecodeError::new(Kind::Utf8, text)
@@ -235,80 +220,56 @@ impl<'a> Reader<'a> {
     }
 
     pub(in crate::protocol) fn bin(&mut self) -> Result<&'a [u8]> {
-        const EXPECTED: &str = "bytes";
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        let len = match marker {
-            Marker::Bin8 => self.length8(EXPECTED)?,
-            Marker::Bin16 => self.length16(EXPECTED)?,
-            Marker::Bin32 => self.length32(EXPECTED)?,
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, EXPECTED));
-            }
+        let length = match self.peek()? {
+            Marker::Bin8 => Length::In8,
+            Marker::Bin16 => Length::In16,
+            Marker::Bin32 => Length::In32,
+            _ => return Err(self.unexpected(Kind::Type, "bytes")),
         };
-        self.take(len, EXPECTED)
+        let len = self.length(length)?;
+        self.take(len)
     }
 
     pub(in crate::protocol) fn ext(&mut self) -> Result<(i8, &'a [u8])> {
-        const EXPECTED: &str = "an extension value";
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        let len = match marker {
-            Marker::FixExt1 => 1,
-            Marker::FixExt2 => 2,
-            Marker::FixExt4 => 4,
-            Marker::FixExt8 => 8,
-            Marker::FixExt16 => 16,
-            Marker::Ext8 => self.length8(EXPECTED)?,
-            Marker::Ext16 => self.length16(EXPECTED)?,
-            Marker::Ext32 => self.length32(EXPECTED)?,
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, EXPECTED));
-            }
+        let length = match self.peek()? {
+            Marker::FixExt1 => Length::Is(1),
+            Marker::FixExt2 => Length::Is(2),
+            Marker::FixExt4 => Length::Is(4),
+            Marker::FixExt8 => Length::Is(8),
+            Marker::FixExt16 => Length::Is(16),
+            Marker::Ext8 => Length::In8,
+            Marker::Ext16 => Length::In16,
+            Marker::Ext32 => Length::In32,
+            _ => return Err(self.unexpected(Kind::Type, "an extension value")),
         };
-        let [kind] = self.fixed(EXPECTED)?;
-        Ok((kind as i8, self.take(len, EXPECTED)?))
+        let len = self.length(length)?;
+        let kind = self.take(1)?[0] as i8;
+        Ok((kind, self.take(len)?))
     }
 
     /// The head of an array. Each element takes a byte at least, so the number of elements is
     /// bounded by the bytes that are left.
     pub(in crate::protocol) fn array(&mut self) -> Result<usize> {
-        const EXPECTED: &str = "an array";
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        let len = match marker {
-            Marker::FixArray(len) => len.into(),
-            Marker::Array16 => self.length16(EXPECTED)?,
-            Marker::Array32 => self.length32(EXPECTED)?,
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, EXPECTED));
-            }
+        let length = match self.peek()? {
+            Marker::FixArray(len) => Length::Is(len),
+            Marker::Array16 => Length::In16,
+            Marker::Array32 => Length::In32,
+            _ => return Err(self.unexpected(Kind::Type, "an array")),
         };
-        self.fits(len, 1)
+        let len = self.length(length)?;
+        self.has_bytes(len).map(|()| len)
     }
 
     /// The head of a map: the number of its pairs.
     pub(in crate::protocol) fn map(&mut self) -> Result<usize> {
-        const EXPECTED: &str = "a map";
-        let marker = self.peek()?;
-        let start = self.at;
-        self.at += 1;
-        let len = match marker {
-            Marker::FixMap(len) => len.into(),
-            Marker::Map16 => self.length16(EXPECTED)?,
-            Marker::Map32 => self.length32(EXPECTED)?,
-            _ => {
-                self.at = start;
-                return Err(self.unexpected(Kind::Type, EXPECTED));
-            }
+        let length = match self.peek()? {
+            Marker::FixMap(len) => Length::Is(len),
+            Marker::Map16 => Length::In16,
+            Marker::Map32 => Length::In32,
+            _ => return Err(self.unexpected(Kind::Type, "a map")),
         };
-        self.fits(len, 2)
+        let len = self.length(length)?;
+        self.has_bytes(len.saturating_mul(2)).map(|()| len)
     }
 
     /// Calls `field` at the value of each key of a map of names.
@@ -366,179 +327,52 @@ impl<'a> Reader<'a> {
 
     // ---- bytes ----
 
-    fn take(&mut self, len: usize, expected: &str) -> Result<&'a [u8]> {
-        if len > self.left() {
-            let text = format!(
-                "expected {expected} of {len} bytes, found {} bytes to the end of the message{}",
-                self.left(),
-                self.place()
-            );
-            return Err(DecodeError::new(Kind::Truncated, text));
-        }
+    /// The `N` bytes after the marker at the cursor.
+    fn after_marker<const N: usize>(&mut self, expected: &str) -> Result<[u8; N]> {
+        let Some(bytes) = self.payload[self.at + 1..].first_chunk() else {
+            return Err(self.truncated(expected));
+        };
+        self.at += 1 + N;
+        Ok(*bytes)
+    }
+
+    fn length(&mut self, length: Length) -> Result<usize> {
+        const EXPECTED: &str = "a length";
+        Ok(match length {
+            Length::Is(len) => {
+                self.at += 1;
+                len.into()
+            }
+            Length::In8 => u8::from_be_bytes(self.after_marker(EXPECTED)?).into(),
+            Length::In16 => u16::from_be_bytes(self.after_marker(EXPECTED)?).into(),
+            Length::In32 => u32::from_be_bytes(self.after_marker(EXPECTED)?) as usize,
+        })
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        self.has_bytes(len)?;
         let bytes = &self.payload[self.at..self.at + len];
         self.at += len;
         Ok(bytes)
     }
 
-    fn fixed<const N: usize>(&mut self, expected: &str) -> Result<[u8; N]> {
-        let Some(bytes) = self.payload[self.at..].first_chunk() else {
-            return Err(self.truncated(expected));
-        };
-        self.at += N;
-        Ok(*bytes)
-    }
-
-    fn length8(&mut self, expected: &str) -> Result<usize> {
-        Ok(u8::from_be_bytes(self.fixed(expected)?).into())
-    }
-
-    fn length16(&mut self, expected: &str) -> Result<usize> {
-        Ok(u16::from_be_bytes(self.fixed(expected)?).into())
-    }
-
-    fn length32(&mut self, expected: &str) -> Result<usize> {
-        Ok(u32::from_be_bytes(self.fixed(expected)?) as usize)
-    }
-
-    fn fits(&self, len: usize, bytes_each: usize) -> Result<usize> {
-        if len.saturating_mul(bytes_each) > self.left() {
-            let text = format!(
-                "expected {len} elements, found {} bytes to the end of the message{}",
-                self.left(),
-                self.place()
-            );
-            return Err(DecodeError::new(Kind::Truncated, text));
-        }
-        Ok(len)
-    }
-
-    // ---- errors show what they found ----
-
-    /// The value at the cursor as short readable text, as far as it can be read.
-    fn preview(mut self) -> String {
-        let mut text = String::new();
-        if self.preview_into(&mut text).is_err() {
-            text.push_str("… (cut off)");
-        }
-        match text.char_indices().nth(PREVIEW_CHARS_MAX) {
-            Some((end, _)) => format!("{}…", &text[..end]),
-            None => text,
-        }
-    }
-
-    fn preview_into(&mut self, text: &mut String) -> Result<()> {
-        use std::fmt::Write as _;
-
-        use Marker::{
-            Array16, Array32, Bin8, Bin16, Bin32, F32, F64, False, FixArray, FixMap, FixStr, Map16,
-            Map32, Null, Reserved, Str8, Str16, Str32, True,
-        };
-        if text.len() > PREVIEW_CHARS_MAX {
+    fn has_bytes(&self, announced: usize) -> Result<()> {
+        if announced <= self.left() {
             return Ok(());
         }
-        // Writing to a String cannot fail.
-        let _ = match self.peek()? {
-            Null => {
-                self.at += 1;
-                write!(text, "nil")
-            }
-            True | False => write!(text, "{}", self.bool()?),
-            _ if self.is_integer() => write!(text, "{}", self.any_integer("an integer")?),
-            F32 | F64 => write!(text, "{:?}", self.float()?),
-            FixStr(_) | Str8 | Str16 | Str32 => {
-                let whole = self.text()?;
-                let start: String = whole.chars().take(PREVIEW_CHARS_MAX).collect();
-                write!(text, "{start:?}")
-            }
-            Bin8 | Bin16 | Bin32 => write!(text, "bytes({})", self.bin()?.len()),
-            FixArray(_) | Array16 | Array32 => {
-                let len = self.array()?;
-                text.push('[');
-                self.deeper(|r| r.preview_items(len, ", ", text))?;
-                write!(text, "]")
-            }
-            FixMap(_) | Map16 | Map32 => {
-                let len = self.map()?;
-                text.push('{');
-                self.deeper(|r| {
-                    for index in 0..len {
-                        if text.len() > PREVIEW_CHARS_MAX {
-                            return Ok(());
-                        }
-                        text.push_str(if index == 0 { "" } else { ", " });
-                        r.preview_items(2, ": ", text)?;
-                    }
-                    Ok(())
-                })?;
-                write!(text, "}}")
-            }
-            Reserved => write!(text, "the unused byte 0xc1"),
-            _ => {
-                let (kind, bytes) = self.ext()?;
-                write!(text, "ext {kind} of {} bytes", bytes.len())
-            }
-        };
-        Ok(())
-    }
-
-    fn preview_items(&mut self, len: usize, between: &str, text: &mut String) -> Result<()> {
-        for index in 0..len {
-            if text.len() > PREVIEW_CHARS_MAX {
-                return Ok(());
-            }
-            text.push_str(if index == 0 { "" } else { between });
-            self.preview_into(text)?;
-        }
-        Ok(())
+        let text = format!(
+            "expected {announced} bytes or more, found {} to the end of the message{}",
+            self.left(),
+            self.place()
+        );
+        Err(DecodeError::new(Kind::Truncated, text))
     }
 }
 
-/// The elements of an array that stands for a struct.
-pub(in crate::protocol) struct ArrayItems {
-    len: usize,
-    next: usize,
-}
-
-impl ArrayItems {
-    /// Reads the head of an array of at least `required` elements.
-    pub(in crate::protocol) fn open(r: &mut Reader<'_>, required: usize) -> Result<Self> {
-        let before = r.clone();
-        let len = r.array()?;
-        if len < required {
-            let expected = format!("an array of at least {required} elements");
-            return Err(before.unexpected(Kind::Missing, &expected));
-        }
-        Ok(Self { len, next: 0 })
-    }
-
-    /// The next element, or its default where the sender left it away.
-    pub(in crate::protocol) fn next<T: Wire>(
-        &mut self,
-        r: &mut Reader<'_>,
-        name: &str,
-        read: impl FnOnce(&mut Reader<'_>) -> Result<T>,
-    ) -> Result<T> {
-        if self.next == self.len {
-            return T::absent().ok_or_else(|| {
-                let text = format!("missing: the array has {} elements", self.len);
-                DecodeError::new(Kind::Missing, text).in_field(name)
-            });
-        }
-        self.next += 1;
-        read(r).map_err(|error| error.in_field(name))
-    }
-
-    /// Passes over elements that a newer sender added.
-    pub(in crate::protocol) fn skip_rest(&self, r: &mut Reader<'_>) -> Result<()> {
-        (self.next..self.len).try_for_each(|_| r.skip())
-    }
-
-    /// Refuses elements beyond those we know.
-    pub(in crate::protocol) fn refuse_rest(&self) -> Result<()> {
-        if self.len > self.next {
-            let text = format!("expected {} elements, found {}", self.next, self.len);
-            return Err(DecodeError::new(Kind::Type, text));
-        }
-        Ok(())
-    }
+/// Where the length of a value is: in its marker, or in the bytes after it.
+enum Length {
+    Is(u8),
+    In8,
+    In16,
+    In32,
 }
