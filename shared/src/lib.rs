@@ -1,6 +1,7 @@
 //! What both of Pawl's processes share.
 //!
 //! - [`protocol`]: the typed messages of the wire (the one folder that knows msgpack);
+//! - [`model_card`], [`tokenizer`]: what a model is, read from its files and sent to frontends;
 //! - [`clock`]: stamps, and the clock that state machines are given instead of asking the system;
 //! - [`shutdown`], [`telemetry`]: how every process stops and logs;
 //! - [`rendezvous`]: how a frontend and a core find, watch and leave each other, without sockets;
@@ -9,8 +10,10 @@
 //! Invariant: nothing here knows HTTP, a scheduler or a device.
 
 pub mod clock;
+pub mod model_card;
 pub mod protocol;
 pub mod rendezvous;
 pub mod shutdown;
 pub mod telemetry;
+pub mod tokenizer;
 pub mod transport;
