@@ -5,13 +5,16 @@ use std::path::PathBuf;
 use super::{DEFAULT_MODEL, GgmlType};
 use crate::tokenizer::byte_alphabet;
 
-/// The default model's file, for tests on real weights. Where it has not been fetched, `None` and a
-/// loud line; with `CI` set, where no test may be left out, a panic.
+/// The default model's file, for tests on real weights: the one that `PAWL_TEST_MODEL` names, else
+/// the one in the cache. Where there is none, `None` and a loud line; with `PAWL_TEST_NO_SKIP`,
+/// where no test may be left out, a panic.
 pub fn default_model() -> Option<PathBuf> {
-    let path = DEFAULT_MODEL.cached_path().filter(|path| path.is_file());
+    let named = std::env::var_os("PAWL_TEST_MODEL").filter(|name| !name.is_empty());
+    let path = named.map(PathBuf::from).or_else(|| DEFAULT_MODEL.cached_path());
+    let path = path.filter(|path| path.is_file());
     if path.is_none() {
         let remedy = "the default model is not in the cache: run `cargo run -- model fetch`";
-        assert!(std::env::var_os("CI").is_none(), "{remedy}");
+        assert!(std::env::var_os("PAWL_TEST_NO_SKIP").is_none(), "{remedy}");
         eprintln!("SKIPPED: {remedy}");
     }
     path

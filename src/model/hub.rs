@@ -1,0 +1,70 @@
+//! Models by their name on the Hugging Face hub, where the feature `hub` is built in.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// `org/name` or `org/name:file.gguf`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Reference {
+    /// `org/name`
+    pub repository: String,
+    /// A file of it; without it, the repository must hold one GGUF file.
+    pub file: Option<String>,
+}
+
+impl Reference {
+    /// `None` for what cannot be such a name, as a path that does not exist.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (repository, file) = match text.split_once(':') {
+            Some((repository, file)) => (repository, Some(file)),
+            None => (text, None),
+        };
+        let (organisation, name) = repository.split_once('/')?;
+        let sound = |part: &str| {
+            !part.is_empty()
+                && !part.starts_with('.')
+                && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        // The file may be in a folder of the repository; a path that climbs out of it is no file.
+        let sound_file = file.is_none_or(|file| file.split('/').all(sound));
+        (sound(organisation) && sound(name) && sound_file)
+            .then(|| Self { repository: repository.into(), file: file.map(str::to_owned) })
+    }
+}
+
+/// Fetches the file into the hub's own cache, or says why it is not possible.
+#[cfg(not(feature = "hub"))]
+pub(super) fn fetch(reference: &Reference) -> Result<PathBuf> {
+    let Reference { repository, .. } = reference;
+    anyhow::bail!(
+        "{repository:?} is not a file or folder here, and this build cannot fetch it by name: build \
+         with `--features hub`, or download its GGUF file and name its path"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_on_the_hub_are_told_from_paths() {
+        let shown: Vec<String> = [
+            "org/name",
+            "org/name:q4.gguf",
+            "org/name:sub/q4.gguf",
+            "org/name:../q4.gguf",
+            "name",
+            "./org/name",
+            "/org/name",
+            "a/b/c",
+            "org/",
+            "../name",
+            "org/name:",
+        ]
+        .iter()
+        .map(|text| format!("{text} -> {:?}", Reference::parse(text)))
+        .collect();
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+}
