@@ -1,152 +1,13 @@
 //! The core's table of clients: who joined, over what, and when they are gone.
 
-use std::collections::BTreeMap;
-
-use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::message::{ControlMessage, JOIN_VERSION, Join};
-use super::{HeartbeatConfig, OwnClock};
+use super::{ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, PeerId};
 use crate::clock::Stamp;
 
 /// Clients one core serves at most; a join beyond it is refused.
 const CLIENTS_MAX: usize = 256;
-
-/// The client index: given in order, never twice in a core's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientId(pub u32);
-
-/// Who sent a control message, as the control socket names them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PeerId(pub Bytes);
-
-/// Why a client is gone. Its requests must be aborted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LeaveReason {
-    /// It said LEAVE.
-    #[error("it left")]
-    Left,
-    /// One of its sockets closed: it died, or its link broke.
-    #[error("its connection closed")]
-    Disconnected,
-    /// It was not heard for too long.
-    #[error("it was silent for too long")]
-    Silent,
-    /// It did not take its outputs.
-    #[error("it did not read its outputs")]
-    CutOff,
-    /// The same frontend joined anew.
-    #[error("it joined again")]
-    Replaced,
-    /// The core could not connect to its sockets.
-    #[error("its sockets could not be reached: {0}")]
-    Unreachable(String),
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CoreInput {
-    /// A message on the control socket.
-    Control {
-        /// Who sent it.
-        from: PeerId,
-        /// Its only frame.
-        message: Bytes,
-    },
-    /// A control connection closed.
-    ControlGone {
-        /// Whose.
-        from: PeerId,
-    },
-    /// A vLLM frontend's INIT named its addresses, one pair per client.
-    Init {
-        /// Which of the handshakes.
-        dialer: u32,
-        /// Input addresses.
-        inputs: Vec<String>,
-        /// Output addresses.
-        outputs: Vec<String>,
-    },
-    /// A handshake broke before it was over.
-    HandshakeGone {
-        /// Which of the handshakes.
-        dialer: u32,
-    },
-    /// A link stands and its ready response was sent.
-    LinkUp {
-        /// Whose.
-        client: ClientId,
-    },
-    /// A link could not be made, or is lost.
-    LinkDown {
-        /// Whose.
-        client: ClientId,
-        /// Why.
-        reason: LeaveReason,
-    },
-    /// The model is loaded: from now on joins are answered.
-    Ready,
-    /// Time passed.
-    Tick,
-}
-
-/// What to do about it, in order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CoreAction {
-    /// Send this on the control socket.
-    Reply {
-        /// To whom.
-        to: PeerId,
-        /// What.
-        message: ControlMessage,
-    },
-    /// Connect to a client's sockets and send the ready response.
-    OpenLink {
-        /// For whom.
-        client: ClientId,
-        /// Its ROUTER.
-        input: String,
-        /// Its PULL.
-        output: String,
-        /// Whether it acknowledges what it takes.
-        acknowledges: bool,
-    },
-    /// Close the link, whatever state it is in.
-    CloseLink {
-        /// Whose.
-        client: ClientId,
-    },
-    /// The client is served from now on.
-    Joined {
-        /// Who.
-        client: ClientId,
-        /// For people.
-        peer: String,
-    },
-    /// The client is gone.
-    Left {
-        /// Who.
-        client: ClientId,
-        /// Why.
-        reason: LeaveReason,
-    },
-    /// The client took this many bytes since its link began.
-    Acknowledged {
-        /// Who.
-        client: ClientId,
-        /// Total.
-        bytes: u64,
-    },
-    /// All links of a vLLM frontend stand: say READY.
-    HandshakeDone {
-        /// Which of the handshakes.
-        dialer: u32,
-    },
-    /// All links of a vLLM frontend are gone: start from the beginning.
-    HandshakeAgain {
-        /// Which of the handshakes.
-        dialer: u32,
-    },
-}
 
 #[derive(Debug)]
 enum Via {
@@ -200,6 +61,8 @@ pub struct CoreRendezvous {
     busy: bool,
     // At most CLIENTS_MAX; a join beyond it is refused.
     members: BTreeMap<ClientId, Member>,
+    // Of vLLM's handshakes, those whose INIT was taken: each is told once to start again.
+    initialised: BTreeSet<u32>,
     next_client: u32,
     last_tick: Stamp,
     ignored: u64,
@@ -217,6 +80,7 @@ impl CoreRendezvous {
             progress: 0,
             busy: false,
             members: BTreeMap::new(),
+            initialised: BTreeSet::new(),
             next_client: 0,
             last_tick: now,
             ignored: 0,
@@ -393,19 +257,19 @@ impl CoreRendezvous {
         outputs: Vec<String>,
         actions: &mut Vec<CoreAction>,
     ) {
+        if !self.initialised.insert(dialer) {
+            self.ignored += 1;
+            return;
+        }
         let fits = self.members.len() + inputs.len() <= CLIENTS_MAX;
-        let again = self.members.values().any(|member| member.is_of(dialer));
-        if inputs.is_empty() || inputs.len() != outputs.len() || !fits || again {
+        if inputs.is_empty() || inputs.len() != outputs.len() || !fits {
             tracing::warn!(
                 inputs = inputs.len(),
                 outputs = outputs.len(),
                 "a vLLM frontend's INIT cannot be used: one output per input is needed, at most \
                  {CLIENTS_MAX} clients in all"
             );
-            self.ignored += 1;
-            if !again {
-                actions.push(CoreAction::HandshakeAgain { dialer });
-            }
+            self.handshake_again(dialer, actions);
             return;
         }
         for (input, output) in inputs.into_iter().zip(outputs) {
@@ -513,9 +377,6 @@ impl CoreRendezvous {
             .filter(|(_, member)| member.is_of(dialer))
             .map(|(client, _)| *client)
             .collect();
-        if group.is_empty() {
-            actions.push(CoreAction::HandshakeAgain { dialer });
-        }
         for client in group {
             self.remove(client, reason.clone(), actions);
         }
@@ -534,7 +395,7 @@ impl CoreRendezvous {
             Via::Native { .. } => {}
             Via::Handshake { dialer } => {
                 if !self.members.values().any(|member| member.is_of(dialer)) {
-                    actions.push(CoreAction::HandshakeAgain { dialer });
+                    self.handshake_again(dialer, actions);
                 }
             }
         }
@@ -542,6 +403,12 @@ impl CoreRendezvous {
             actions.push(CoreAction::Left { client, reason });
         } else {
             tracing::debug!(client = client.0, %reason, "a join came to nothing");
+        }
+    }
+
+    fn handshake_again(&mut self, dialer: u32, actions: &mut Vec<CoreAction>) {
+        if self.initialised.remove(&dialer) {
+            actions.push(CoreAction::HandshakeAgain { dialer });
         }
     }
 

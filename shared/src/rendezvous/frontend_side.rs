@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::message::{ControlMessage, JOIN_VERSION, Join};
-use super::{HeartbeatConfig, OwnClock};
+use super::{FrontendAction, FrontendInput, HeartbeatConfig, OwnClock, PairSocket};
 use crate::clock::Stamp;
 
 /// After the first sign of death the output socket is still read: what the core said last lies
@@ -16,83 +16,6 @@ use crate::clock::Stamp;
 const DRAIN: Duration = Duration::from_millis(500);
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 const BACKOFF_LAST: Duration = Duration::from_secs(1);
-
-/// Which socket of the pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairSocket {
-    /// To the core's control ROUTER.
-    Control,
-    /// The ROUTER that requests go out of.
-    Input,
-    /// The PULL that outputs come in by.
-    Output,
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FrontendInput {
-    /// The control connection stands and the pair is bound at these addresses.
-    Opened {
-        /// Of the ROUTER.
-        input: String,
-        /// Of the PULL.
-        output: String,
-    },
-    /// The sockets could not be made.
-    OpenFailed {
-        /// For people.
-        reason: String,
-    },
-    /// A message on the control socket.
-    Control(Bytes),
-    /// The engine's first message on the input socket.
-    Ready {
-        /// The encoded ready response.
-        ready: Bytes,
-        /// From the identity of the engine's socket.
-        engine_index: u32,
-    },
-    /// The core's end of a socket closed.
-    Disconnected(PairSocket),
-    /// The output handler took this many bytes since the link began, and it is time to say so.
-    Acknowledge(u64),
-    /// The user wants to go.
-    Leave,
-    /// Time passed.
-    Tick,
-}
-
-/// What to do about it, in order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FrontendAction {
-    /// Send this on the control socket.
-    Send(ControlMessage),
-    /// The core serves us; requests may go out.
-    Up {
-        /// The encoded ready response.
-        ready: Bytes,
-        /// The index the core gave.
-        client_index: u32,
-        /// Of this pair.
-        epoch: u64,
-        /// Which engine.
-        engine_index: u32,
-    },
-    /// The core is silent or makes no progress.
-    Hung {
-        /// For how long.
-        silent_for: Duration,
-    },
-    /// It is back.
-    Resumed,
-    /// The epoch is over (or a join was refused); what was asked in it is lost.
-    Down {
-        /// For people.
-        reason: String,
-    },
-    /// Drop the sockets of this epoch.
-    Close,
-}
 
 #[derive(Debug)]
 enum Phase {
@@ -109,18 +32,24 @@ enum Phase {
         progressed: Stamp,
         hung: bool,
     },
-    /// The core is going or gone; the output socket is read to its end.
+    /// The core is going or gone; the output socket is read to its end, and the control socket for
+    /// the reason.
     Draining {
         until: Stamp,
         reason: String,
+        outputs_ended: bool,
+        told: bool,
     },
     Leaving,
     Left,
 }
 
-/// The frontend's half of native joining.
+/// The frontend's half of native joining, and of vLLM's handshake where it owns that socket.
 #[derive(Debug)]
 pub struct FrontendRendezvous {
+    /// `false`: a core dials our handshake socket. It neither answers pings nor takes
+    /// acknowledgements, so only closed sockets tell that it is gone.
+    joins: bool,
     instance: String,
     pid: u32,
     heartbeat: HeartbeatConfig,
@@ -147,6 +76,7 @@ impl FrontendRendezvous {
         now: Stamp,
     ) -> Self {
         Self {
+            joins: true,
             instance,
             pid,
             heartbeat,
@@ -160,6 +90,12 @@ impl FrontendRendezvous {
             last_refusal: None,
             ignored: 0,
         }
+    }
+
+    /// The same for one that waits for a core to dial its handshake socket.
+    #[must_use]
+    pub fn awaiting(epoch_base: u64, heartbeat: HeartbeatConfig, now: Stamp) -> Self {
+        Self { joins: false, ..Self::new(String::new(), 0, epoch_base, heartbeat, now) }
     }
 
     /// Begins the next epoch: its number, and how long to wait before opening sockets. `None` once
@@ -212,12 +148,18 @@ impl FrontendRendezvous {
                 self.phase = Phase::Joining { welcome: None, ready: None };
                 self.heard = now;
                 self.last_tick = now;
+                if !self.joins {
+                    return actions;
+                }
                 let (pid, instance, epoch) = (self.pid, self.instance.clone(), self.epoch);
                 let join = Join { input, output, pid, instance, epoch };
                 actions.push(FrontendAction::Send(ControlMessage::Join(join)));
             }
             FrontendInput::OpenFailed { reason } => self.refuse(reason, &mut actions),
             FrontendInput::Control(message) => self.on_control(now, &message, &mut actions),
+            FrontendInput::Handshake { engine_index, ready } => {
+                self.on_handshake(now, engine_index, ready, &mut actions);
+            }
             FrontendInput::Ready { ready: frame, engine_index } => match &mut self.phase {
                 Phase::Joining { ready: slot @ None, .. } => {
                     *slot = Some((frame, engine_index));
@@ -227,13 +169,13 @@ impl FrontendRendezvous {
             },
             FrontendInput::Disconnected(socket) => self.on_disconnected(now, socket, &mut actions),
             FrontendInput::Acknowledge(bytes) => {
-                if matches!(self.phase, Phase::Up { .. }) {
+                if self.joins && matches!(self.phase, Phase::Up { .. }) {
                     let epoch = self.epoch;
                     actions.push(FrontendAction::Send(ControlMessage::Ack { epoch, bytes }));
                 }
             }
             FrontendInput::Leave => match self.phase {
-                Phase::Joining { .. } | Phase::Up { .. } => {
+                Phase::Joining { .. } | Phase::Up { .. } if self.joins => {
                     let epoch = self.epoch;
                     self.phase = Phase::Leaving;
                     actions.push(FrontendAction::Send(ControlMessage::Leave { epoch }));
@@ -290,10 +232,9 @@ impl FrontendRendezvous {
                 self.judge(now, actions);
             }
             (ControlMessage::Pong { .. }, _) => {}
-            (ControlMessage::Gone { epoch, reason }, Phase::Up { .. } | Phase::Joining { .. })
-                if epoch == self.epoch =>
-            {
+            (ControlMessage::Gone { epoch, reason }, _) if epoch == self.epoch => {
                 self.drain(now, format!("the core closed the link: {reason}"), actions);
+                self.end_drain_if(false, true, actions);
             }
             (ControlMessage::LeaveDone { epoch }, Phase::Leaving) if epoch == self.epoch => {
                 self.phase = Phase::Left;
@@ -302,6 +243,31 @@ impl FrontendRendezvous {
             (ControlMessage::Welcome { .. } | ControlMessage::Gone { .. }, _) => {}
             (other, _) => {
                 tracing::debug!(?other, "control message makes no sense here");
+                self.ignored += 1;
+            }
+        }
+    }
+
+    fn on_handshake(
+        &mut self,
+        now: Stamp,
+        engine_index: u32,
+        is_ready: bool,
+        actions: &mut Vec<FrontendAction>,
+    ) {
+        match &mut self.phase {
+            // A second HELLO comes from an engine that began anew: what the first said is void.
+            Phase::Joining { welcome, ready } if !is_ready => {
+                (*welcome, *ready) = (None, None);
+                actions.push(FrontendAction::SendInit { engine_index });
+            }
+            Phase::Joining { welcome, .. } => {
+                // We list ourselves alone, so our client index is 0.
+                *welcome = Some((0, engine_index));
+                self.try_up(now, actions);
+            }
+            _ => {
+                tracing::warn!(engine_index, "an engine says HELLO while another serves us");
                 self.ignored += 1;
             }
         }
@@ -332,14 +298,11 @@ impl FrontendRendezvous {
                 actions.push(FrontendAction::Close);
             }
             (Phase::Closed | Phase::Left | Phase::Opening, _) => {}
-            // Outputs end last: there is nothing left to read.
-            (Phase::Draining { .. }, PairSocket::Output) => self.end_drain(actions),
-            (Phase::Draining { .. }, _) => {}
-            (Phase::Up { .. }, PairSocket::Output) => {
-                self.down("the core is gone".into(), actions);
-            }
-            (Phase::Joining { .. } | Phase::Up { .. }, _) => {
+            (_, _) => {
                 self.drain(now, "the core is gone".into(), actions);
+                let outputs_ended = socket == PairSocket::Output;
+                let told = !self.joins || socket == PairSocket::Control;
+                self.end_drain_if(outputs_ended, told, actions);
             }
         }
     }
@@ -356,6 +319,9 @@ impl FrontendRendezvous {
             return;
         }
         self.last_tick = now;
+        if !self.joins {
+            return;
+        }
         if matches!(self.phase, Phase::Joining { .. } | Phase::Up { .. }) {
             self.seq += 1;
             let (epoch, seq) = (self.epoch, self.seq);
@@ -394,10 +360,26 @@ impl FrontendRendezvous {
     }
 
     fn drain(&mut self, now: Stamp, reason: String, actions: &mut Vec<FrontendAction>) {
-        if matches!(self.phase, Phase::Up { .. }) {
-            self.phase = Phase::Draining { until: now + DRAIN, reason };
-        } else {
-            self.down(reason, actions);
+        match &mut self.phase {
+            Phase::Joining { .. } => self.down(reason, actions),
+            Phase::Up { .. } => {
+                let until = now + DRAIN;
+                self.phase = Phase::Draining { until, reason, outputs_ended: false, told: false };
+            }
+            // The core's own word says more than a closed socket.
+            Phase::Draining { reason: known, told: false, .. } => *known = reason,
+            _ => {}
+        }
+    }
+
+    /// Takes note of what there is nothing more to hear from; over once that is both.
+    fn end_drain_if(&mut self, outputs: bool, control: bool, actions: &mut Vec<FrontendAction>) {
+        if let Phase::Draining { outputs_ended, told, .. } = &mut self.phase {
+            *outputs_ended |= outputs;
+            *told |= control;
+            if *outputs_ended && *told {
+                self.end_drain(actions);
+            }
         }
     }
 

@@ -13,8 +13,10 @@
 //! Invariants: a client id is never given twice; one frontend (by instance) never has two clients;
 //! nothing that comes over the wire can make a machine panic, it is counted and dropped.
 
+mod core_io;
 mod core_side;
 mod credit;
+mod frontend_io;
 mod frontend_side;
 mod heartbeat;
 pub mod message;
@@ -22,8 +24,10 @@ pub mod message;
 #[cfg(test)]
 mod tests;
 
-pub use core_side::{ClientId, CoreAction, CoreInput, CoreRendezvous, LeaveReason, PeerId};
+pub use core_io::{ClientId, CoreAction, CoreInput, LeaveReason, PeerId};
+pub use core_side::CoreRendezvous;
 pub use credit::message_cost;
 pub use credit::{ACK_INTERVAL, AckPolicy, OUTBOX_BYTES_MAX, Outbox, OutboxFull, WINDOW_BYTES};
-pub use frontend_side::{FrontendAction, FrontendInput, FrontendRendezvous, PairSocket};
+pub use frontend_io::{FrontendAction, FrontendInput, PairSocket};
+pub use frontend_side::FrontendRendezvous;
 pub use heartbeat::{HeartbeatConfig, OwnClock};

@@ -8,11 +8,13 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::control_socket::{ControlEvent, ControlSocket};
+use super::dialer::{DialCommand, DialEvent, Dialer};
 use super::link::{self, LinkEvent, LinkPlan};
 use super::outbox::SharedOutbox;
 use super::thread::Thread;
 use super::{Address, SendRefused, TransportError, listen};
 use crate::clock::{Clock, SystemClock};
+use crate::protocol::HandshakeInit;
 use crate::rendezvous::{
     ClientId, CoreAction, CoreInput, CoreRendezvous, HeartbeatConfig, LeaveReason,
     OUTBOX_BYTES_MAX, Outbox, WINDOW_BYTES,
@@ -21,6 +23,8 @@ use crate::rendezvous::{
 /// Messages from all links that wait for [`CoreEndpoint::next`]. When full, links stop reading, and
 /// the frontends' sends wait.
 const LINK_EVENTS_MAX: usize = 1024;
+/// A handshake has at most two things to tell before it is answered; when full, it waits.
+const DIAL_EVENTS_MAX: usize = 64;
 
 /// The notice vLLM's frontends know: nothing comes after it.
 const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
@@ -95,6 +99,9 @@ pub struct CoreEndpoint {
     links: BTreeMap<ClientId, Link>,
     link_events: mpsc::Receiver<LinkEvent>,
     link_sender: mpsc::Sender<LinkEvent>,
+    // One per `--handshake`, in order.
+    dialers: Vec<Dialer>,
+    dial_events: mpsc::Receiver<DialEvent>,
     ready: Vec<Bytes>,
     // What one input led to; emptied before the next is taken.
     pending: VecDeque<CoreEvent>,
@@ -118,6 +125,12 @@ impl CoreEndpoint {
         let control = ControlSocket::start(bound)?;
         let now = config.clock.now();
         let (link_sender, link_events) = mpsc::channel(LINK_EVENTS_MAX);
+        let (dial_sender, dial_events) = mpsc::channel(DIAL_EVENTS_MAX);
+        let mut dialers = Vec::new();
+        for (dialer, address) in (0..).zip(config.handshake) {
+            let events = dial_sender.clone();
+            dialers.push(Dialer::start(dialer, address, config.engine_index, events)?);
+        }
         Ok(Self {
             engine_index: config.engine_index,
             rendezvous: CoreRendezvous::new(config.engine_index, config.heartbeat, now),
@@ -126,6 +139,8 @@ impl CoreEndpoint {
             links: BTreeMap::new(),
             link_events,
             link_sender,
+            dialers,
+            dial_events,
             ready: Vec::new(),
             pending: VecDeque::new(),
         })
@@ -174,11 +189,16 @@ impl CoreEndpoint {
                     ControlEvent::Garbage => self.rendezvous.count_ignored(),
                     ControlEvent::Gone { from } => self.input(CoreInput::ControlGone { from }),
                 },
-                event = self.link_events.recv() => {
-                    if let Some(event) = event {
-                        self.on_link_event(event);
+                Some(event) = self.link_events.recv() => self.on_link_event(event),
+                Some(event) = self.dial_events.recv() => match event {
+                    DialEvent::Init { dialer, init } => {
+                        let HandshakeInit { inputs, outputs, .. } = init;
+                        self.input(CoreInput::Init { dialer, inputs, outputs });
                     }
-                }
+                    DialEvent::Gone { dialer } => {
+                        self.input(CoreInput::HandshakeGone { dialer });
+                    }
+                },
                 () = tokio::time::sleep(wait) => self.input(CoreInput::Tick),
             }
         }
@@ -282,8 +302,15 @@ impl CoreEndpoint {
                     link.outbox.acknowledge(bytes);
                 }
             }
-            CoreAction::HandshakeDone { .. } | CoreAction::HandshakeAgain { .. } => {}
+            CoreAction::HandshakeDone { dialer } => self.dial(dialer, DialCommand::Done),
+            CoreAction::HandshakeAgain { dialer } => self.dial(dialer, DialCommand::Again),
         }
         None
+    }
+
+    fn dial(&self, dialer: u32, command: DialCommand) {
+        if let Some(dialer) = self.dialers.get(dialer as usize) {
+            dialer.tell(command);
+        }
     }
 }

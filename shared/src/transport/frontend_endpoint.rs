@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 
+use super::epoch::{self, Ended};
 use super::outbox::SharedOutbox;
-use super::pair::{self, Ended};
 use super::thread::{self, Thread, Wishes};
 use super::{Address, SendRefused, SocketDir, TransportError};
 use crate::clock::{Clock, SystemClock};
@@ -191,12 +191,7 @@ impl Driver {
             self.begin_epoch();
             let mut ended = Ended::Stopped;
             thread::run_on(runtime, async {
-                ended = match core {
-                    CoreAt::Join(address) => {
-                        pair::run(&mut self, address, epoch, wait, &mut wishes).await
-                    }
-                    CoreAt::AwaitCore(_) => Ended::Stopped,
-                };
+                ended = epoch::run(&mut self, core, epoch, wait, &mut wishes).await;
             });
             if ended == Ended::Stopped {
                 return;
@@ -230,14 +225,16 @@ impl FrontendEndpoint {
         // 32 random bits keep the epochs of different processes apart, 20 count within one.
         let epoch_base = (id.as_u128() as u64 & 0xffff_ffff) << 20;
         let (delivery_sender, deliveries) = mpsc::channel(DELIVERIES_MAX);
+        let now = config.clock.now();
+        let machine = match config.core {
+            CoreAt::Join(_) => {
+                let (instance, pid) = (id.simple().to_string(), std::process::id());
+                FrontendRendezvous::new(instance, pid, epoch_base, config.heartbeat, now)
+            }
+            CoreAt::AwaitCore(_) => FrontendRendezvous::awaiting(epoch_base, config.heartbeat, now),
+        };
         let driver = Driver {
-            machine: FrontendRendezvous::new(
-                id.simple().to_string(),
-                std::process::id(),
-                epoch_base,
-                config.heartbeat,
-                config.clock.now(),
-            ),
+            machine,
             clock: config.clock,
             socket_dir,
             advertise: config.advertise,

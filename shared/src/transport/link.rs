@@ -108,8 +108,8 @@ async fn serve(
     let options = || socket_options(Some(identity.clone()), CONNECT_TIMEOUT);
     let mut dealer = DealerSocket::with_options(options());
     let mut push = PushSocket::with_options(options());
-    let dealer_monitor = dealer.monitor();
-    let push_monitor = push.monitor();
+    let mut dealer_monitor = dealer.monitor();
+    let mut push_monitor = push.monitor();
     if let Err(reason) = connect(&plan, &mut dealer, &mut push).await {
         return Some(reason);
     }
@@ -120,8 +120,8 @@ async fn serve(
     }
     let reason = tokio::select! {
         reason = read(client, receiver, events) => Some(reason),
-        () = lost(dealer_monitor) => Some(LeaveReason::Disconnected),
-        () = lost(push_monitor) => Some(LeaveReason::Disconnected),
+        () = lost(&mut dealer_monitor) => Some(LeaveReason::Disconnected),
+        () = lost(&mut push_monitor) => Some(LeaveReason::Disconnected),
         reason = write(&mut push, outbox) => reason,
     };
     drop(sender);
@@ -149,7 +149,7 @@ async fn connect(
 }
 
 /// Waits until the socket has lost its peer.
-pub(super) async fn lost(mut events: monitor::Receiver<SocketEvent>) {
+pub(super) async fn lost(events: &mut monitor::Receiver<SocketEvent>) {
     while let Some(event) = events.next().await {
         if matches!(event, SocketEvent::Disconnected(_)) {
             return;

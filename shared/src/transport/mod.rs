@@ -24,6 +24,8 @@
 mod address;
 mod control_socket;
 mod core_endpoint;
+mod dialer;
+mod epoch;
 mod frontend_endpoint;
 mod link;
 mod listen;

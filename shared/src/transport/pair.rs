@@ -1,8 +1,6 @@
-//! A frontend's sockets for one epoch: a ROUTER for requests, a PULL for outputs, a control DEALER.
+//! A frontend's sockets for one epoch: a ROUTER for requests, a PULL for outputs, and one for
+//! control: a DEALER to the core we join, or the handshake ROUTER that a core dials.
 
-use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,142 +11,100 @@ use zeromq::{
     RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage,
 };
 
-use super::frontend_endpoint::{Delivery, Driver};
-use super::link::socket_options;
+use super::frontend_endpoint::Driver;
+use super::link::{engine_identity, socket_options};
 use super::listen::{self, SocketFile};
-use super::outbox::SharedOutbox;
-use super::thread::{Wish, Wishes};
-use super::{Address, FrontendEvent, TransportError};
-use crate::rendezvous::{
-    FrontendAction, FrontendInput, OUTBOX_BYTES_MAX, Outbox, PairSocket, message_cost,
-};
+use super::{Address, CoreAt, TransportError};
+use crate::protocol::{EngineHello, HandshakeInit, HelloStatus};
+use crate::rendezvous::{FrontendInput, PairSocket};
 
 /// A core that listens answers at once; one that is hung is tried again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
 
-/// Why an epoch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// The machine closed it; there may be another.
-    Closed,
-    /// The owner wants no more.
-    Stopped,
-}
-
-struct Pair {
-    control: DealerRecvHalf,
-    control_sender: DealerSendHalf,
-    control_monitor: monitor::Receiver<SocketEvent>,
-    router: RouterRecvHalf,
-    router_sender: RouterSendHalf,
-    router_monitor: monitor::Receiver<SocketEvent>,
-    pull: PullSocket,
-    pull_monitor: monitor::Receiver<SocketEvent>,
-    input: Address,
-    output: Address,
+pub(super) struct Pair {
+    pub(super) control: Control,
+    pub(super) router: RouterRecvHalf,
+    pub(super) router_sender: RouterSendHalf,
+    pub(super) router_monitor: monitor::Receiver<SocketEvent>,
+    pub(super) pull: PullSocket,
+    pub(super) pull_monitor: monitor::Receiver<SocketEvent>,
+    /// As the core must write them.
+    pub(super) input: Address,
+    pub(super) output: Address,
     _files: Vec<SocketFile>,
 }
 
-/// Something a socket of the pair brought, or a wait that is over.
-enum Happened {
-    Input(FrontendInput),
-    InputMessage(Vec<Bytes>),
-    InputLost(Bytes),
-    Output(Vec<Bytes>),
-    OutputPeers(i32),
-    Delivered,
-    WriterEnded,
-    Nothing,
-    Wish(Wish),
+/// The socket of the first contact.
+pub(super) enum Control {
+    Joining {
+        receiver: DealerRecvHalf,
+        sender: DealerSendHalf,
+        monitor: monitor::Receiver<SocketEvent>,
+    },
+    Awaiting {
+        receiver: RouterRecvHalf,
+        sender: RouterSendHalf,
+    },
 }
 
-impl Happened {
-    fn acknowledge(driver: &mut Driver) -> Self {
-        driver
-            .due_acknowledgement()
-            .map_or(Self::Nothing, |total| Self::Input(FrontendInput::Acknowledge(total)))
-    }
-}
-
-type Writer = Pin<Box<dyn Future<Output = ()>>>;
-
-/// Waits for the end of a writer, for ever if there is none.
-async fn ended(writer: &mut Option<Writer>) {
-    match writer {
-        Some(writer) => writer.await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Runs one epoch on the current runtime.
-pub(super) async fn run(
-    driver: &mut Driver,
-    core: &Address,
-    epoch: u64,
-    wait: Duration,
-    wishes: &mut Wishes,
-) -> Ended {
-    let open = async {
-        tokio::time::sleep(wait).await;
-        open(driver, core, epoch).await
-    };
-    let opened = tokio::select! {
-        opened = open => opened,
-        _ = wishes.changed() => return Ended::Stopped,
-    };
-    match opened {
-        Ok(pair) => Epoch::new(driver, pair).run(wishes).await,
-        Err(error) => {
-            let reason = error.to_string();
-            for action in driver.handle(FrontendInput::OpenFailed { reason }) {
-                if let FrontendAction::Down { reason } = action {
-                    let event = Delivery::Event(FrontendEvent::Down { reason });
-                    driver.deliver(event, wishes).await;
-                }
+impl Pair {
+    /// Makes the sockets of an epoch. Where we join, waits for as long as no core listens.
+    pub(super) async fn open(
+        driver: &Driver,
+        core: &CoreAt,
+        epoch: u64,
+    ) -> Result<Self, TransportError> {
+        let mut files = Vec::new();
+        // The control connection first: nothing is bound for a core that is not there.
+        let (control, address) = match core {
+            CoreAt::Join(address) => (connect(address).await, address),
+            CoreAt::AwaitCore(address) => {
+                let mut router = RouterSocket::new();
+                bind(&mut router, address, &mut files).await?;
+                let (sender, receiver) = router.split();
+                (Control::Awaiting { receiver, sender }, address)
             }
-            Ended::Closed
-        }
+        };
+        let (input, output) = addresses(driver, address, epoch)?;
+        let mut router = RouterSocket::new();
+        let router_monitor = router.monitor();
+        let mut pull = PullSocket::new();
+        let pull_monitor = pull.monitor();
+        let input = bind(&mut router, &input, &mut files).await?;
+        let output = bind(&mut pull, &output, &mut files).await?;
+        let (router_sender, router) = router.split();
+        Ok(Self {
+            control,
+            router,
+            router_sender,
+            router_monitor,
+            pull,
+            pull_monitor,
+            input: driver.advertised(input),
+            output: driver.advertised(output),
+            _files: files,
+        })
     }
 }
 
-async fn open(driver: &Driver, core: &Address, epoch: u64) -> Result<Pair, TransportError> {
-    // The control connection first: nothing is bound for a core that is not there.
-    let (dealer, control_monitor) = loop {
+/// Connects to a core, as soon as there is one.
+async fn connect(core: &Address) -> Control {
+    loop {
         let mut dealer = DealerSocket::with_options(socket_options(None, CONNECT_TIMEOUT));
         let monitor = dealer.monitor();
         match dealer.connect(&core.to_string()).await {
-            Ok(()) => break (dealer, monitor),
+            Ok(()) => {
+                let (sender, receiver) = dealer.split();
+                return Control::Joining { receiver, sender, monitor };
+            }
             Err(error) => tracing::trace!(%core, %error, "core not there"),
         }
         tokio::time::sleep(CONNECT_RETRY).await;
-    };
-    let (input, output) = pair_addresses(driver, core, epoch)?;
-    let mut files = Vec::new();
-    let mut router = RouterSocket::new();
-    let router_monitor = router.monitor();
-    let mut pull = PullSocket::new();
-    let pull_monitor = pull.monitor();
-    let input = bind(&mut router, &input, &mut files).await?;
-    let output = bind(&mut pull, &output, &mut files).await?;
-    let (control_sender, control) = dealer.split();
-    let (router_sender, router) = router.split();
-    Ok(Pair {
-        control,
-        control_sender,
-        control_monitor,
-        router,
-        router_sender,
-        router_monitor,
-        pull,
-        pull_monitor,
-        input: driver.advertised(input),
-        output: driver.advertised(output),
-        _files: files,
-    })
+    }
 }
 
-fn pair_addresses(
+fn addresses(
     driver: &Driver,
     core: &Address,
     epoch: u64,
@@ -165,7 +121,7 @@ fn pair_addresses(
     Ok((address.clone(), address))
 }
 
-pub(super) async fn bind(
+async fn bind(
     socket: &mut impl Socket,
     address: &Address,
     files: &mut Vec<SocketFile>,
@@ -179,203 +135,68 @@ pub(super) async fn bind(
     Ok(bound.address)
 }
 
-struct Epoch<'a> {
-    driver: &'a mut Driver,
-    pair: Pair,
-    engine: Option<Bytes>,
-    output_peers: i32,
-    outbox: SharedOutbox,
-    writer: Option<Writer>,
-    // Events of the machine that wait for room in the deliveries. While any waits no output is
-    // taken, so they keep their place; there are never more than a few: a hang that is over before
-    // it was told is not told.
-    waiting: VecDeque<Delivery>,
-    ended: bool,
+impl Control {
+    /// What comes next; `None` for what means nothing. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<FrontendInput> {
+        match self {
+            Self::Joining { receiver, monitor, .. } => tokio::select! {
+                message = receiver.recv() => Some(match message {
+                    Ok(message) if message.len() == 1 => {
+                        FrontendInput::Control(message.into_vec().remove(0))
+                    }
+                    // Not a control message; the machine counts it.
+                    Ok(_) => FrontendInput::Control(Bytes::new()),
+                    Err(_) => FrontendInput::Disconnected(PairSocket::Control),
+                }),
+                event = monitor.next() => match event {
+                    Some(SocketEvent::Disconnected(_)) => {
+                        Some(FrontendInput::Disconnected(PairSocket::Control))
+                    }
+                    _ => None,
+                },
+            },
+            Self::Awaiting { receiver, .. } => {
+                let frames = receiver.recv().await.ok()?.into_vec();
+                let [peer, hello] = &frames[..] else { return None };
+                let engine_index = engine_index_of(peer)?;
+                match EngineHello::decode(hello) {
+                    Ok(hello) => {
+                        let ready = hello.status == HelloStatus::Ready;
+                        Some(FrontendInput::Handshake { engine_index, ready })
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "handshake message dropped");
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    /// Never waits: the crate takes 100,000 messages before it does. A peer that is gone is told
+    /// by [`Control::next`].
+    pub(super) async fn send(&mut self, message: Bytes) {
+        if let Self::Joining { sender, .. } = self {
+            let _ = sender.send(message.into()).await;
+        }
+    }
+
+    pub(super) async fn send_init(&mut self, engine_index: u32, input: &Address, output: &Address) {
+        if let Self::Awaiting { sender, .. } = self {
+            let init = HandshakeInit {
+                inputs: vec![input.to_string()],
+                outputs: vec![output.to_string()],
+                ..HandshakeInit::default()
+            };
+            let mut message = ZmqMessage::from(init.encode());
+            message.push_front(engine_identity(engine_index));
+            let _ = sender.send(message).await;
+        }
+    }
 }
 
-impl<'a> Epoch<'a> {
-    fn new(driver: &'a mut Driver, pair: Pair) -> Self {
-        // Requests wait here while the core does not read; when it is full `try_send` refuses.
-        let outbox = SharedOutbox::new(Outbox::new(OUTBOX_BYTES_MAX, None));
-        Self {
-            driver,
-            pair,
-            engine: None,
-            output_peers: 0,
-            outbox,
-            writer: None,
-            waiting: VecDeque::new(),
-            ended: false,
-        }
-    }
-
-    async fn run(mut self, wishes: &mut Wishes) -> Ended {
-        let (input, output) = (self.pair.input.to_string(), self.pair.output.to_string());
-        self.input(FrontendInput::Opened { input, output }).await;
-        let mut leaving = false;
-        while !self.ended {
-            let happened = tokio::select! {
-                happened = self.happens() => happened,
-                wish = wishes.next(leaving) => Happened::Wish(wish),
-            };
-            match happened {
-                Happened::Input(input) => self.input(input).await,
-                Happened::InputMessage(frames) => self.on_input_message(frames).await,
-                Happened::InputLost(peer) if self.engine.as_ref() == Some(&peer) => {
-                    self.input(FrontendInput::Disconnected(PairSocket::Input)).await;
-                }
-                // Somebody else connected to our socket and went.
-                Happened::InputLost(_) => {}
-                Happened::Output(frames) => {
-                    let cost = message_cost(&frames);
-                    self.waiting.push_back(Delivery::Message { frames, cost });
-                }
-                Happened::OutputPeers(change) => {
-                    self.output_peers += change;
-                    if change < 0 && self.output_peers == 0 {
-                        self.input(FrontendInput::Disconnected(PairSocket::Output)).await;
-                    }
-                }
-                Happened::WriterEnded => self.writer = None,
-                Happened::Delivered | Happened::Nothing => {}
-                Happened::Wish(Wish::Finish(_)) => {
-                    leaving = true;
-                    self.input(FrontendInput::Leave).await;
-                }
-                Happened::Wish(_) => return Ended::Stopped,
-            }
-        }
-        self.outbox.close();
-        // The last word of this epoch, and what came before it, wait for as long as it takes.
-        for delivery in std::mem::take(&mut self.waiting) {
-            if !self.driver.deliver(delivery, wishes).await {
-                return Ended::Stopped;
-            }
-        }
-        Ended::Closed
-    }
-
-    /// Waits for the next thing to happen. Cancel-safe: each branch is, and each yields at once.
-    async fn happens(&mut self) -> Happened {
-        let Self { driver, pair, writer, waiting, .. } = self;
-        let now = driver.clock.now();
-        let tick_in = driver.machine.next_tick().since(now);
-        let ack_in = driver.ack.due().map(|due| due.since(now));
-        let takes_outputs = driver.machine.takes_outputs() && waiting.is_empty();
-        let deliveries = driver.deliveries.clone();
-        tokio::select! {
-            message = pair.control.recv() => Happened::Input(match message {
-                Ok(message) if message.len() == 1 => {
-                    FrontendInput::Control(message.into_vec().remove(0))
-                }
-                // Not a control message; the machine counts it.
-                Ok(_) => FrontendInput::Control(Bytes::new()),
-                Err(_) => FrontendInput::Disconnected(PairSocket::Control),
-            }),
-            event = pair.control_monitor.next() => match event {
-                Some(SocketEvent::Disconnected(_)) => {
-                    Happened::Input(FrontendInput::Disconnected(PairSocket::Control))
-                }
-                _ => Happened::Nothing,
-            },
-            message = pair.router.recv() => match message {
-                Ok(message) => Happened::InputMessage(message.into_vec()),
-                Err(_) => Happened::Nothing,
-            },
-            event = pair.router_monitor.next() => match event {
-                Some(SocketEvent::Disconnected(peer)) => Happened::InputLost(peer.into()),
-                _ => Happened::Nothing,
-            },
-            message = pair.pull.recv(), if takes_outputs => match message {
-                Ok(message) => Happened::Output(message.into_vec()),
-                // A peer whose bytes cannot be read has been dropped; the monitor tells.
-                Err(_) => Happened::Nothing,
-            },
-            event = pair.pull_monitor.next() => match event {
-                Some(SocketEvent::Accepted(..)) => Happened::OutputPeers(1),
-                Some(SocketEvent::Disconnected(_)) => Happened::OutputPeers(-1),
-                _ => Happened::Nothing,
-            },
-            permit = deliveries.reserve(), if !waiting.is_empty() => match permit {
-                Ok(permit) => {
-                    permit.send(waiting.pop_front().expect("the branch asks for one"));
-                    Happened::Delivered
-                }
-                // The endpoint was dropped, and its wish comes at once.
-                Err(_) => { waiting.clear(); Happened::Delivered }
-            },
-            () = ended(writer) => Happened::WriterEnded,
-            () = driver.taken.changed() => Happened::acknowledge(driver),
-            () = tokio::time::sleep(ack_in.unwrap_or_default()), if ack_in.is_some() => {
-                Happened::acknowledge(driver)
-            }
-            () = tokio::time::sleep(tick_in) => Happened::Input(FrontendInput::Tick),
-        }
-    }
-
-    async fn on_input_message(&mut self, frames: Vec<Bytes>) {
-        // [identity, ready response], once; nothing else ever comes this way.
-        let mut frames = frames.into_iter();
-        let (Some(peer), Some(ready), None) = (frames.next(), frames.next(), frames.next()) else {
-            return self.driver.machine.count_ignored();
-        };
-        let Ok(index) = <[u8; 2]>::try_from(peer.as_ref()) else {
-            return self.driver.machine.count_ignored();
-        };
-        let engine_index = u32::from(u16::from_le_bytes(index));
-        if self.engine.is_none() {
-            self.engine = Some(peer);
-        }
-        self.input(FrontendInput::Ready { ready, engine_index }).await;
-    }
-
-    async fn input(&mut self, input: FrontendInput) {
-        for action in self.driver.handle(input) {
-            match action {
-                FrontendAction::Send(message) => {
-                    // Never waits: the crate takes 100,000 before it does. A peer that is gone is
-                    // told by the monitor.
-                    let _ = self.pair.control_sender.send(message.encode().into()).await;
-                }
-                FrontendAction::Up { ready, client_index, epoch, engine_index } => {
-                    self.start_writer();
-                    let event = FrontendEvent::Up { ready, client_index, epoch, engine_index };
-                    let (outbox, taken) = (self.outbox.clone(), self.driver.taken.clone());
-                    self.waiting.push_back(Delivery::Up { event, outbox, taken });
-                }
-                FrontendAction::Hung { silent_for } => {
-                    self.waiting.push_back(Delivery::Event(FrontendEvent::Hung { silent_for }));
-                }
-                FrontendAction::Resumed => match self.waiting.back() {
-                    Some(Delivery::Event(FrontendEvent::Hung { .. })) => {
-                        self.waiting.pop_back();
-                    }
-                    _ => self.waiting.push_back(Delivery::Event(FrontendEvent::Resumed)),
-                },
-                FrontendAction::Down { reason } => {
-                    self.outbox.close();
-                    self.waiting.push_back(Delivery::Event(FrontendEvent::Down { reason }));
-                }
-                FrontendAction::Close => self.ended = true,
-            }
-        }
-    }
-
-    fn start_writer(&mut self) {
-        let Some(engine) = self.engine.clone() else { return };
-        let outbox = self.outbox.clone();
-        let mut router = self.pair.router_sender.clone();
-        self.writer = Some(Box::pin(async move {
-            while let Some(frames) = outbox.pop().await {
-                let mut message = VecDeque::from(frames);
-                message.push_front(engine.clone());
-                let Ok(message) = ZmqMessage::try_from(message) else { continue };
-                if let Err(error) = router.send(message).await {
-                    tracing::debug!(%error, "the core took no request");
-                    outbox.close();
-                    return;
-                }
-            }
-        }));
-    }
+/// The engine index that an identity on the wire means.
+pub(super) fn engine_index_of(identity: &[u8]) -> Option<u32> {
+    let bytes = <[u8; 2]>::try_from(identity).ok()?;
+    Some(u32::from(u16::from_le_bytes(bytes)))
 }
