@@ -3,6 +3,14 @@
 //! Invariants: no HTTP and no gRPC here; `scheduler/` and `kv_cache/` import neither device, model
 //! nor runner; everything that decides is a state machine with an injected clock.
 
+pub mod config;
+mod core;
+pub mod engine;
+mod io;
 pub mod kv_cache;
+pub mod runner;
 pub mod scheduler;
 pub mod step;
+
+pub use config::{CoreConfig, RunnerChoice};
+pub use core::run;

@@ -1,0 +1,4 @@
+mod harness;
+mod refusals;
+mod steps;
+mod utilities;

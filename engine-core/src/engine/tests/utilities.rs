@@ -1,0 +1,153 @@
+//! Calls, pauses and the end.
+
+use std::time::Duration;
+
+use pawl_shared::protocol::Value;
+
+use super::harness::{Harness, STEP, config};
+
+#[test]
+fn calls_are_answered() {
+    let mut harness = Harness::new(config(1), 1);
+    for method in [
+        "reset_mm_cache",
+        "get_supported_tasks",
+        "get_model_card",
+        "reset_prefix_cache",
+        "reset_encoder_cache",
+        "is_sleeping",
+        "is_scheduler_paused",
+        "list_loras",
+        "get_weight_version",
+        "sleep",
+        "no_such_method",
+    ] {
+        harness.call(0, method, vec![]);
+    }
+    harness.fill();
+    insta::assert_snapshot!(harness.told());
+}
+
+fn pause(harness: &mut Harness, mode: &str) {
+    harness.call(0, "pause_generation", vec![Value::Text(mode.into()), Value::Bool(true)]);
+    harness.fill();
+}
+
+/// One request is running when generation is paused, one comes after, then it is resumed.
+fn check_pause(mode: &str) -> String {
+    let mut harness = Harness::new(config(1), 1);
+    harness.add(0, "running", &[1], 2);
+    harness.fill();
+    harness.told();
+    pause(&mut harness, mode);
+    let mut said = format!("paused:\n{}", harness.told());
+    harness.add(0, "newcomer", &[2], 1);
+    harness.call(0, "is_scheduler_paused", vec![]);
+    harness.run_until_idle();
+    said += &format!("a newcomer:\n{}", harness.told());
+    harness.call(0, "resume_scheduler", vec![]);
+    harness.run_until_idle();
+    said + &format!("resumed:\n{}", harness.told())
+}
+
+#[test]
+fn pausing_by_abort_ends_what_runs() {
+    insta::assert_snapshot!(check_pause("abort"));
+}
+
+#[test]
+fn pausing_by_wait_is_answered_when_all_is_done() {
+    insta::assert_snapshot!(check_pause("wait"));
+}
+
+#[test]
+fn pausing_by_keep_holds_everything_still() {
+    insta::assert_snapshot!(check_pause("keep"));
+}
+
+#[test]
+fn a_pause_that_makes_no_sense_is_refused() {
+    let mut harness = Harness::new(config(1), 1);
+    harness.fill();
+    harness.told();
+    pause(&mut harness, "nap");
+    harness.call(0, "pause_scheduler", vec![Value::Integer(3)]);
+    harness.fill();
+    insta::assert_snapshot!(harness.told(), @r#"
+    to 0: at 1.000 Err("Call to pause_generation method failed: mode is \"nap\"; it must be abort, wait or keep")
+    to 0: at 1.000 Err("Call to pause_scheduler method failed: mode must be text: abort, wait or keep")
+    "#);
+}
+
+#[test]
+fn shutting_down_at_once_ends_everything_with_abort() {
+    let mut harness = Harness::new(config(2), 2);
+    harness.add(0, "a", &[1], 50);
+    harness.add(1, "b", &[2], 50);
+    harness.fill();
+    harness.finish_step();
+    harness.told();
+    harness.engine.handle(super::super::Inbox::Shutdown);
+    harness.add(1, "late", &[3], 1);
+    harness.call(0, "is_sleeping", vec![]);
+    harness.fill();
+    assert!(harness.engine.is_stopped());
+    insta::assert_snapshot!(harness.told(), @r#"
+    to 0: at 1.010 Err("Server shutting down")
+    to 0: at 1.010 running 0 waiting 0 blocks 0
+        a [] finish abort
+        finished ["a"]
+    to 1: at 1.010 running 0 waiting 0 blocks 0
+        late [] finish abort
+        b [] finish abort
+        finished ["late", "b"]
+    "#);
+}
+
+/// Shuts down with two steps' time left and a request that needs `max_tokens` more.
+fn check_drain(max_tokens: u32) -> (String, u32) {
+    let mut patient = config(1);
+    patient.shutdown_timeout = STEP * 2 + Duration::from_millis(5);
+    let mut harness = Harness::new(patient, 1);
+    harness.add(0, "a", &[1], max_tokens);
+    harness.fill();
+    harness.told();
+    harness.engine.handle(super::super::Inbox::Shutdown);
+    let mut steps = 0;
+    harness.fill();
+    while !harness.engine.is_stopped() {
+        harness.finish_step();
+        harness.fill();
+        steps += 1;
+    }
+    (harness.told(), steps)
+}
+
+#[test]
+fn shutting_down_with_time_lets_requests_finish() {
+    let (said, steps) = check_drain(2);
+    assert_eq!(steps, 2);
+    insta::assert_snapshot!(said, @r"
+    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+        a [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
+    to 0: at 1.020 running 0 waiting 0 blocks 0 ran 1 in 10 ms
+        a [11] finish length
+    ");
+}
+
+#[test]
+fn shutting_down_ends_at_its_deadline() {
+    let (said, steps) = check_drain(50);
+    assert_eq!(steps, 3);
+    insta::assert_snapshot!(said, @r#"
+    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+        a [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
+    to 0: at 1.020 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+        a [11]
+    to 0: at 1.030 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+        a [12]
+    to 0: at 1.030 running 0 waiting 0 blocks 0
+        a [] finish abort
+        finished ["a"]
+    "#);
+}

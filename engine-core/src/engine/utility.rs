@@ -1,0 +1,184 @@
+//! Calls by name: what a frontend may ask of the engine itself.
+
+use pawl_shared::clock::Stamp;
+use pawl_shared::protocol::{OutputError, UtilityCall, UtilityReply, Value};
+use pawl_shared::transport::ClientId;
+
+use super::{Engine, Lifecycle, admission, outbox};
+
+/// Pause calls that may wait for their moment. One more is refused: the engine is pausing anyway.
+const PAUSE_CALLS_MAX: usize = 64;
+
+/// How generation is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PauseMode {
+    /// Requests were ended, new ones are refused.
+    Abort,
+    /// Requests run to their end, new ones are refused.
+    Wait,
+    /// Requests stand still, new ones wait with them.
+    Keep,
+}
+
+/// Whether generation is paused, and who waits to hear that the pause is reached.
+#[derive(Debug, Default)]
+pub(super) struct Pause {
+    mode: Option<PauseMode>,
+    clear_cache: bool,
+    /// Bounded by [`PAUSE_CALLS_MAX`].
+    callers: Vec<(ClientId, u64)>,
+}
+
+impl Pause {
+    /// No step may start.
+    pub fn holds_running(&self) -> bool {
+        self.mode == Some(PauseMode::Keep)
+    }
+
+    pub fn admits_new(&self) -> Result<(), OutputError> {
+        match self.mode {
+            None | Some(PauseMode::Keep) => Ok(()),
+            Some(PauseMode::Abort | PauseMode::Wait) => Err(OutputError {
+                code: admission::code::PAUSED.into(),
+                message: "generation is paused; send the request again after it is resumed".into(),
+                retryable: true,
+            }),
+        }
+    }
+
+    pub fn forget(&mut self, client: ClientId) {
+        self.callers.retain(|(caller, _)| *caller != client);
+    }
+}
+
+impl Engine {
+    /// Answers a call, at once unless it is a pause that must first be reached.
+    pub(super) fn call(&mut self, client: ClientId, call: UtilityCall) {
+        let result = if self.lifecycle == Lifecycle::Serving {
+            match self.answer(client, &call) {
+                Answer::Now(result) => result,
+                Answer::Later => return,
+            }
+        } else {
+            Err("Server shutting down".into())
+        };
+        let reply = UtilityReply { call_id: call.call_id, result };
+        self.outbox.push_reply(client, self.clock.now(), reply);
+    }
+
+    fn answer(&mut self, client: ClientId, call: &UtilityCall) -> Answer {
+        let value = match call.method.as_str() {
+            "get_model_card" => self.config.card.clone(),
+            "get_supported_tasks" => Value::Array(vec![text("generate")]),
+            // There is no such cache, so it is always empty; the answer must be nil all the same.
+            "reset_mm_cache" | "reset_encoder_cache" => Value::Nil,
+            "reset_prefix_cache" => Value::Bool(self.scheduler.reset_prefix_cache()),
+            "is_sleeping" => Value::Bool(false),
+            "is_scheduler_paused" => Value::Bool(self.pause.mode.is_some()),
+            "pause_generation" | "pause_scheduler" => {
+                return match self.pause(client, call) {
+                    Ok(()) => Answer::Later,
+                    Err(why) => Answer::Now(Err(failed(call, &why))),
+                };
+            }
+            "resume_generation" | "resume_scheduler" => {
+                self.pause.mode = None;
+                Value::Nil
+            }
+            "list_loras" => Value::Array(Vec::new()),
+            "get_weight_version" => text("default"),
+            "pawl_status" => self.status(),
+            _ => return Answer::Now(Err(failed(call, "this engine has no such method"))),
+        };
+        Answer::Now(Ok(value))
+    }
+
+    fn pause(&mut self, client: ClientId, call: &UtilityCall) -> Result<(), String> {
+        let mode = match call.args.first() {
+            None | Some(Value::Nil) => PauseMode::Abort,
+            Some(Value::Text(mode)) => match mode.as_str() {
+                "abort" => PauseMode::Abort,
+                "wait" => PauseMode::Wait,
+                "keep" => PauseMode::Keep,
+                other => return Err(format!("mode is {other:?}; it must be abort, wait or keep")),
+            },
+            Some(_) => return Err("mode must be text: abort, wait or keep".into()),
+        };
+        if self.pause.callers.len() >= PAUSE_CALLS_MAX {
+            return Err(format!("{PAUSE_CALLS_MAX} calls already wait for the pause"));
+        }
+        self.pause.mode = Some(mode);
+        self.pause.clear_cache |= matches!(call.args.get(1), Some(Value::Bool(true)));
+        self.pause.callers.push((client, call.call_id));
+        if mode == PauseMode::Abort {
+            self.abort_all();
+        }
+        Ok(())
+    }
+
+    /// A pause is reached when no step is in flight and, unless requests are kept, none is left.
+    pub(super) fn answer_reached_pauses(&mut self, now: Stamp) {
+        if self.pause.callers.is_empty() {
+            return;
+        }
+        let kept = self.pause.mode == Some(PauseMode::Keep);
+        let resumed = self.pause.mode.is_none();
+        let reached = self.in_flight.is_empty() && (kept || self.requests.is_empty());
+        if !reached && !resumed {
+            return;
+        }
+        if std::mem::take(&mut self.pause.clear_cache) && reached {
+            self.scheduler.reset_prefix_cache();
+        }
+        for (client, call_id) in std::mem::take(&mut self.pause.callers) {
+            self.outbox.push_reply(client, now, UtilityReply { call_id, result: Ok(Value::Nil) });
+        }
+    }
+
+    /// Everything about the core that one may want to see, as a map.
+    fn status(&mut self) -> Value {
+        let gauges = outbox::gauges(&mut self.scheduler);
+        let counters = &self.counters;
+        let uptime = self.clock.now().since(self.started).as_secs_f64();
+        Value::map([
+            ("engine_index", count(self.config.engine_index)),
+            ("uptime_seconds", Value::Float(uptime)),
+            ("depth", count(self.config.depth as u64)),
+            ("clients", count(self.outbox.num_clients() as u64)),
+            ("paused", Value::Bool(self.pause.mode.is_some())),
+            ("steps", count(counters.steps)),
+            ("steps_in_flight", count(self.in_flight.len() as u64)),
+            ("requests_live", count(self.requests.len() as u64)),
+            ("requests_running", count(gauges.num_running_reqs)),
+            ("requests_waiting", count(gauges.num_waiting_reqs)),
+            ("kv_cache_usage", Value::Float(gauges.kv_cache_usage)),
+            ("requests_added", count(counters.requests_added)),
+            ("requests_finished", counts(&counters.requests_finished)),
+            ("requests_refused", counts(&counters.requests_refused)),
+            ("duplicate_ids", count(counters.duplicate_ids)),
+            ("undecodable", counts(&counters.undecodable)),
+            ("unexpected_messages", count(counters.unexpected_messages)),
+        ])
+    }
+}
+
+enum Answer {
+    Now(Result<Value, String>),
+    Later,
+}
+
+fn failed(call: &UtilityCall, why: &str) -> String {
+    format!("Call to {} method failed: {why}", call.method)
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.into())
+}
+
+fn count(number: impl Into<i128>) -> Value {
+    Value::Integer(number.into())
+}
+
+fn counts<K: AsRef<str>>(counts: &std::collections::BTreeMap<K, u64>) -> Value {
+    Value::Map(counts.iter().map(|(key, &n)| (text(key.as_ref()), count(n))).collect())
+}
