@@ -48,7 +48,7 @@ pub(crate) fn run(
         drain_inbox(engine, channels);
         // Filling goes before collecting: the device must not wait for the host.
         while let Some(plan) = engine.next_plan() {
-            channels.plans.send(plan).ok().context("the runner thread is gone")?;
+            channels.plans.send(plan).map_err(|_| why_the_runner_is_gone(channels))?;
         }
         engine.settle();
         flush(engine, channels)?;
@@ -76,6 +76,12 @@ fn drain_inbox(engine: &mut Engine, channels: &EngineChannels) {
         engine.handle(message);
     }
     channels.inbox_space.notify_one();
+}
+
+/// A runner that fails says so in its last result, and then takes no more plans.
+fn why_the_runner_is_gone(channels: &EngineChannels) -> anyhow::Error {
+    let cause = channels.results.iter().find_map(Result::err);
+    cause.unwrap_or_else(|| anyhow::anyhow!("the runner thread is gone"))
 }
 
 fn flush(engine: &mut Engine, channels: &EngineChannels) -> anyhow::Result<()> {
