@@ -6,6 +6,9 @@ use std::time::Duration;
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{FinishReason, SamplingParams, StopReason};
 
+use super::Inner;
+use crate::output_handler::Mailbox;
+
 /// A request, checked by the caller, ready for the core.
 #[derive(Clone, Debug)]
 pub struct Submit {
@@ -48,17 +51,34 @@ impl Submit {
 }
 
 /// A submitted request, to be read to its end. Dropping it aborts what has not ended.
-#[derive(Debug)]
 pub struct Generation {
-    _private: (),
+    mailbox: Arc<Mailbox>,
+    key: u64,
+    inner: Arc<Inner>,
 }
 
 impl Generation {
+    pub(super) fn new(mailbox: Arc<Mailbox>, key: u64, inner: Arc<Inner>) -> Self {
+        Self { mailbox, key, inner }
+    }
+
     /// The next piece; `None` after every choice has ended. Cancel-safe.
     ///
     /// Every choice has exactly one [`Update`] with `finish` set, its last.
     pub async fn next(&mut self) -> Option<Update> {
-        None
+        self.mailbox.take(&*self.inner.config.clock).await
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.inner.abandon(self.key);
+    }
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
@@ -99,7 +119,8 @@ pub struct Finish {
 pub struct EngineFailure {
     /// What kind.
     pub kind: FailureKind,
-    /// For programs: `engine_down`, `slow_reader`, `unreadable_frame`, or the engine's own code.
+    /// For programs: `engine_down`, `engine_aborted`, `engine_error`, `unreadable_frame`,
+    /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, …).
     pub code: String,
     /// For people.
     pub message: String,

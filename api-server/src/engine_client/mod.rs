@@ -3,10 +3,21 @@
 //! [`EngineClient::submit`] turns a request into wire requests (one per choice) and gives back a
 //! [`Generation`] to read; dropping the generation aborts it in the core. How many cores there are,
 //! how frames travel and what they mean stays behind this type.
+//!
+//! One task per core connection takes events and frames from the transport and folds them (see
+//! [`crate::output_handler`]). Submitting and dropping touch the same state under a lock that is
+//! held for one frame or one request at a time, never across a wait, and never by a scrape.
 
+mod connection;
 mod generation;
+mod link;
+mod lower;
 mod served_model;
 mod status;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use generation::{
     EngineFailure, FailureKind, Finish, Generation, RequestTiming, Submit, TokenLogprob,
@@ -15,9 +26,69 @@ pub use generation::{
 pub use served_model::ServedModel;
 pub use status::{EngineStatus, SubmitError, UtilityError};
 
-use std::sync::Arc;
+pub use crate::output_handler::DeliveryLimits;
 
-use pawl_shared::protocol::Value;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pawl_shared::clock::{Clock, SystemClock};
+use pawl_shared::model_card::ModelCard;
+use pawl_shared::protocol::{
+    ClientMessage, EngineCoreRequest, FinishReason, RequestId, UtilityCall, Value,
+};
+use pawl_shared::transport::{FrontendEndpoint, FrontendEndpointConfig, TransportError};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use self::link::{Link, LinkSender};
+use crate::metrics::{AdmissionReason, Metrics};
+use crate::output_handler::{Mailbox, NewRequest, OutputHandler};
+
+/// How a client behaves.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// Where everything is counted.
+    pub metrics: Arc<Metrics>,
+    /// The clock of this process; arrivals are stamped with it too.
+    pub clock: Arc<dyn Clock>,
+    /// How far a reader may fall behind.
+    pub limits: DeliveryLimits,
+    /// What to serve by when the core cannot tell its model (an engine of vLLM's).
+    pub local_card: Option<ModelCard>,
+    /// `--served-model-name`; empty: the card's names.
+    pub served_model_names: Vec<String>,
+    /// Choices open in the core at most; beyond, [`SubmitError::QueueFull`].
+    pub open_max: usize,
+    /// How long a utility call may take.
+    pub utility_timeout: Duration,
+    /// Whether each request's end is logged with where its time went (`--request-timing log`).
+    pub log_request_timing: bool,
+}
+
+impl ClientConfig {
+    /// The usual figures.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            clock: Arc::new(SystemClock),
+            limits: DeliveryLimits::default(),
+            local_card: None,
+            served_model_names: Vec::new(),
+            open_max: 16_384,
+            utility_timeout: Duration::from_secs(30),
+            log_request_timing: false,
+        }
+    }
+}
+
+/// Calls that wait for an answer at most; beyond, a call is refused.
+const CALLS_MAX: usize = 1024;
+
+/// How much of a client's id goes into wire ids, in bytes: it comes back with every output.
+const EXTERNAL_ID_BYTES_MAX: usize = 64;
 
 /// A handle on the engine-core; clones share it.
 #[derive(Clone)]
@@ -26,10 +97,86 @@ pub struct EngineClient {
 }
 
 struct Inner {
-    status: tokio::sync::watch::Sender<EngineStatus>,
+    config: ClientConfig,
+    sender: LinkSender,
+    status: watch::Sender<EngineStatus>,
+    state: Mutex<State>,
+    draining: AtomicBool,
+    /// Told whenever nothing is open any more.
+    idle: Notify,
+    stop: CancellationToken,
+    stopped: watch::Sender<bool>,
+}
+
+struct State {
+    handler: OutputHandler,
+    session: Option<Session>,
+    model: Option<Arc<ServedModel>>,
+    /// The last card as the core told it: the same again needs no new tokenizer.
+    told_card: Option<Value>,
+    /// Aborts that could not be sent. Bounded by the requests once open; sent with the next tick
+    /// or join.
+    unsent: Vec<RequestId>,
+    /// Bounded by [`CALLS_MAX`].
+    calls: HashMap<u64, oneshot::Sender<Result<Value, UtilityError>>>,
+    next_call: u64,
+    leave_deadline: Duration,
+}
+
+/// One life of the connection.
+struct Session {
+    epoch: u64,
+    client_index: u32,
+    /// Wire ids so far.
+    counter: u64,
+    /// Whether the model is known: only then are requests taken.
+    serving: bool,
 }
 
 impl EngineClient {
+    /// Begins to look for the core; returns at once. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When sockets of ours cannot be set up.
+    pub async fn start(
+        endpoint: FrontendEndpointConfig,
+        config: ClientConfig,
+    ) -> Result<Self, TransportError> {
+        let (endpoint, sender) = FrontendEndpoint::start(endpoint).await?;
+        Ok(Self::over(Link::Endpoint(endpoint), LinkSender::Endpoint(sender), config))
+    }
+
+    fn over(link: Link, sender: LinkSender, config: ClientConfig) -> Self {
+        let handler = OutputHandler::new(
+            config.metrics.clone(),
+            config.limits,
+            config.log_request_timing,
+            config.clock.now(),
+        );
+        let state = State {
+            handler,
+            session: None,
+            model: None,
+            told_card: None,
+            unsent: Vec::new(),
+            calls: HashMap::new(),
+            next_call: 1,
+            leave_deadline: Duration::from_secs(1),
+        };
+        let inner = Arc::new(Inner {
+            config,
+            sender,
+            status: watch::Sender::new(EngineStatus::Connecting),
+            state: Mutex::new(state),
+            draining: AtomicBool::new(false),
+            idle: Notify::new(),
+            stop: CancellationToken::new(),
+            stopped: watch::Sender::new(false),
+        });
+        tokio::spawn(connection::run(inner.clone(), link));
+        Self { inner }
+    }
+
     /// How the core is doing right now.
     #[must_use]
     pub fn status(&self) -> EngineStatus {
@@ -38,23 +185,28 @@ impl EngineClient {
 
     /// Follows the core's status.
     #[must_use]
-    pub fn watch(&self) -> tokio::sync::watch::Receiver<EngineStatus> {
+    pub fn watch(&self) -> watch::Receiver<EngineStatus> {
         self.inner.status.subscribe()
     }
 
-    /// What the core serves; `None` until it has told.
+    /// What the core serves; `None` until it has told. Stays known while a core is away.
     #[must_use]
     pub fn model(&self) -> Option<Arc<ServedModel>> {
-        None
+        self.inner.state().model.clone()
     }
 
-    /// Starts a request. Never blocks; must be called within a tokio runtime.
+    /// Starts a request. Never blocks. A refusal is counted in `vllm:admission_rejections_total`.
     ///
     /// # Errors
-    /// When the core cannot take it now; nothing was sent then.
+    /// When the core cannot take it now.
     pub fn submit(&self, submit: Submit) -> Result<Generation, SubmitError> {
-        drop(submit);
-        Err(SubmitError::Unavailable { reason: "the core has not joined yet".into() })
+        self.inner.submit(submit).inspect_err(|error| {
+            self.inner.config.metrics.admission_rejected(match error {
+                SubmitError::Unavailable { .. } => AdmissionReason::EngineUnavailable,
+                SubmitError::QueueFull { .. } => AdmissionReason::QueueFull,
+                SubmitError::Draining => AdmissionReason::Draining,
+            });
+        })
     }
 
     /// Calls a method of the core by name.
@@ -62,25 +214,248 @@ impl EngineClient {
     /// # Errors
     /// When the core is away, does not answer in time, or answers with a failure.
     pub async fn utility(&self, method: &str, args: Vec<Value>) -> Result<Value, UtilityError> {
-        let _ = (method, args);
-        Err(UtilityError::Unavailable { reason: "the core has not joined yet".into() })
+        self.inner.call(method, args).await
     }
 
-    /// Requests (choices) that are open in the core.
+    /// Choices of requests that are open in the core.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        0
+        self.inner.state().handler.open() as u64
     }
 
     /// From now on every [`EngineClient::submit`] is refused as [`SubmitError::Draining`]; open
     /// generations go on.
-    pub fn begin_drain(&self) {}
+    pub fn begin_drain(&self) {
+        self.inner.draining.store(true, Ordering::Relaxed);
+    }
 
     /// Resolves once nothing is in flight.
-    pub async fn idle(&self) {}
-
-    /// Ends every open generation with an abort (the core is told).
-    pub fn abort_all(&self, reason: &str) {
-        let _ = reason;
+    pub async fn idle(&self) {
+        loop {
+            let told = self.inner.idle.notified();
+            if self.in_flight() == 0 {
+                return;
+            }
+            told.await;
+        }
     }
+
+    /// Ends every open generation with an abort whose failure says `reason`; the core is told.
+    pub fn abort_all(&self, reason: &str) {
+        let failure = EngineFailure {
+            kind: FailureKind::Shutdown,
+            code: "shutdown".to_string(),
+            message: reason.to_string(),
+            retryable: true,
+        };
+        let now = self.inner.config.clock.now();
+        let mut state = self.inner.state();
+        let ended = state.handler.end_all(FinishReason::Abort, &failure, now);
+        self.inner.tell_aborts(&mut state, ended);
+        self.inner.told_idle(&state);
+    }
+
+    /// Aborts what is open, takes leave of the core (waiting for it at most until `deadline` is
+    /// over) and ends the connection's task.
+    pub async fn shutdown(&self, deadline: Duration) {
+        self.begin_drain();
+        self.abort_all("the server is shutting down");
+        let mut stopped = self.inner.stopped.subscribe();
+        // The task reads the deadline once it has been woken.
+        self.inner.state().leave_deadline = deadline;
+        self.inner.stop.cancel();
+        // The sender lives in `inner`, so this cannot fail.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    }
+}
+
+const UNPOISONED: &str = "no panic happens under this lock";
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(UNPOISONED)
+    }
+
+    fn submit(self: &Arc<Self>, submit: Submit) -> Result<Generation, SubmitError> {
+        let n = submit.params.n.max(1);
+        let (model, ids, client_index, epoch) = self.admit(&submit, n)?;
+        let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
+        let wall = self.config.clock.wall();
+        // Encoded outside the lock: a long prompt times n is real work.
+        let messages: Vec<_> = (0..n)
+            .zip(&ids)
+            .map(|(choice, id)| {
+                let params = lower::lower(
+                    &submit.params,
+                    choice,
+                    &model.card,
+                    model.max_model_len,
+                    prompt_tokens,
+                );
+                let mut request =
+                    EngineCoreRequest::new(id.clone(), submit.prompt.to_vec(), params);
+                request.arrival_time = wall.0;
+                request.client_index = client_index;
+                request.priority = submit.priority;
+                request.cache_salt = submit.cache_salt.clone();
+                request.external_req_id = Some(submit.external_id.clone());
+                ClientMessage::Add(Box::new(request)).encode()
+            })
+            .collect();
+        let mailbox = Arc::new(Mailbox::new(n));
+        let mut state = self.state();
+        if state.session.as_ref().is_none_or(|session| session.epoch != epoch) {
+            return Err(self.unavailable());
+        }
+        let key = state.handler.add(NewRequest {
+            external_id: submit.external_id.as_str().into(),
+            ids: ids.clone(),
+            prompt_tokens: submit.prompt.len() as u64,
+            params: &submit.params,
+            max_tokens: lower::max_tokens(&submit.params, model.max_model_len, prompt_tokens),
+            vocabulary: model.tokenizer.clone(),
+            arrival: submit.arrival,
+            sent: self.config.clock.now(),
+            mailbox: mailbox.clone(),
+        });
+        for (sent, message) in messages.into_iter().enumerate() {
+            if let Err(refused) = self.sender.try_send(message) {
+                state.handler.take_back(key);
+                self.tell_aborts(&mut state, ids[..sent].to_vec());
+                tracing::warn!(%refused, "a request could not be sent to the core");
+                return Err(match refused {
+                    pawl_shared::transport::SendRefused::Full => {
+                        SubmitError::QueueFull { retry_after: RETRY_AFTER }
+                    }
+                    pawl_shared::transport::SendRefused::Down => self.unavailable(),
+                });
+            }
+        }
+        drop(state);
+        Ok(Generation::new(mailbox, key, self.clone()))
+    }
+
+    /// Whether a request can be taken now; if so, its wire ids, which are never given again.
+    fn admit(&self, submit: &Submit, n: u32) -> Result<Admitted, SubmitError> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(SubmitError::Draining);
+        }
+        if *self.status.borrow() != EngineStatus::Up {
+            return Err(self.unavailable());
+        }
+        let mut state = self.state();
+        if state.handler.open() + n as usize > self.config.open_max {
+            return Err(SubmitError::QueueFull { retry_after: RETRY_AFTER });
+        }
+        let model = state.model.clone();
+        let (Some(session), Some(model)) = (&mut state.session, model) else {
+            return Err(self.unavailable());
+        };
+        let external = shortened(&submit.external_id);
+        session.counter += 1;
+        // The counter's width is fixed, so that no two pairs of epoch and counter look alike.
+        let parent = format!("{external}-{:x}{:010x}", session.epoch, session.counter);
+        let ids = match n {
+            1 => vec![RequestId::from(parent)],
+            n => (0..n).map(|choice| RequestId::from(format!("{choice}_{parent}"))).collect(),
+        };
+        Ok((model, ids, session.client_index, session.epoch))
+    }
+
+    fn unavailable(&self) -> SubmitError {
+        SubmitError::Unavailable {
+            reason: match &*self.status.borrow() {
+                EngineStatus::Connecting => "it has not joined yet".to_string(),
+                EngineStatus::Up => "it has just gone".to_string(),
+                EngineStatus::Hung { .. } => "it makes no progress".to_string(),
+                EngineStatus::Down { reason } => reason.clone(),
+            },
+        }
+    }
+
+    /// The reader of a generation is gone.
+    fn abandon(&self, key: u64) {
+        let now = self.config.clock.now();
+        let mut state = self.state();
+        let ended = state.handler.abort(key, now);
+        self.tell_aborts(&mut state, ended);
+        self.told_idle(&state);
+    }
+
+    /// Sends aborts, or keeps them for later.
+    fn tell_aborts(&self, state: &mut State, mut ids: Vec<RequestId>) {
+        ids.append(&mut state.unsent);
+        if ids.is_empty() {
+            return;
+        }
+        let connected = state.session.is_some();
+        let message = ClientMessage::Abort(ids.clone()).encode();
+        if !connected || self.sender.try_send(message).is_err() {
+            state.unsent = ids;
+        }
+    }
+
+    fn told_idle(&self, state: &State) {
+        if state.handler.open() == 0 {
+            self.idle.notify_waiters();
+        }
+    }
+
+    async fn call(&self, method: &str, args: Vec<Value>) -> Result<Value, UtilityError> {
+        let (answer, answered) = oneshot::channel();
+        let call_id = {
+            let mut state = self.state();
+            let Some(session) = &state.session else {
+                let SubmitError::Unavailable { reason } = self.unavailable() else {
+                    unreachable!("unavailable() gives no other")
+                };
+                return Err(UtilityError::Unavailable { reason });
+            };
+            let client_index = session.client_index;
+            if state.calls.len() >= CALLS_MAX {
+                let reason = format!("{CALLS_MAX} calls wait for an answer already");
+                return Err(UtilityError::Unavailable { reason });
+            }
+            let call_id = state.next_call;
+            state.next_call += 1;
+            let call = UtilityCall { client_index, call_id, method: method.to_string(), args };
+            if let Err(refused) = self.sender.try_send(ClientMessage::Utility(call).encode()) {
+                return Err(UtilityError::Unavailable { reason: refused.to_string() });
+            }
+            state.calls.insert(call_id, answer);
+            call_id
+        };
+        // Whoever stops waiting, by time or by being dropped, takes the entry along.
+        let _forget = ForgetCall { inner: self, call_id };
+        let after = self.config.utility_timeout;
+        match tokio::time::timeout(after, answered).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(UtilityError::Unavailable { reason: "it has gone".to_string() }),
+            Err(_) => Err(UtilityError::Timeout { method: method.to_string(), after }),
+        }
+    }
+}
+
+type Admitted = (Arc<ServedModel>, Vec<RequestId>, u32, u64);
+
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+struct ForgetCall<'a> {
+    inner: &'a Inner,
+    call_id: u64,
+}
+
+impl Drop for ForgetCall<'_> {
+    fn drop(&mut self) {
+        self.inner.state().calls.remove(&self.call_id);
+    }
+}
+
+/// The beginning of a client's id, cut at a character.
+fn shortened(id: &str) -> &str {
+    let mut end = id.len().min(EXTERNAL_ID_BYTES_MAX);
+    while !id.is_char_boundary(end) {
+        end -= 1;
+    }
+    &id[..end]
 }

@@ -56,7 +56,7 @@ pub enum UtilityError {
     #[error("the engine refused: {0}")]
     Failed(String),
     /// No answer in time.
-    #[error("the engine did not answer `{method}` within {} s", after.as_secs())]
+    #[error("the engine did not answer `{method}` within {after:?}")]
     Timeout {
         /// The method called.
         method: String,

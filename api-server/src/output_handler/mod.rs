@@ -1,1 +1,492 @@
 //! Folds the frames of the core: the state of every open request, and what is counted.
+//!
+//! A state machine without sockets: frames and the time go in, aborts to send come out, updates lie
+//! in the mailboxes of the requests. Per frame: decode, one [`IterationStats`] under one reading of
+//! the clock, the state and text of each request that moved, the registry, the mailboxes. The
+//! registry comes before the mailboxes, so that whoever has seen a token finds it counted.
+//!
+//! Which fate of a request counts where is told in `docs/metrics.md`; it is decided here, in
+//! `iteration`. Every open request leaves the table exactly once, and with that it is counted.
+
+mod iteration;
+mod mailbox;
+mod request;
+mod stats_log;
+mod stop;
+
+pub use iteration::{
+    CompletedRequest, FinishedParent, FinishedRequest, IterationStats, PromptTokens,
+};
+pub use mailbox::DeliveryLimits;
+pub(crate) use mailbox::Mailbox;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pawl_shared::clock::Stamp;
+use pawl_shared::protocol::{
+    EngineCoreOutput, EngineMessage, FinishReason, RequestId, SamplingParams, SchedulerStats,
+    UtilityReply, dump,
+};
+
+use self::iteration::{Lifetime, Told};
+use self::request::{OpenRequest, TextState};
+use self::stats_log::StatsLog;
+use crate::detokenizer::TokenText;
+use crate::engine_client::{EngineFailure, FailureKind, Finish, Update};
+use crate::metrics::{EngineHandles, FrameKind, Metrics};
+
+/// A submission that has been handed to the core.
+pub(crate) struct NewRequest<'a> {
+    pub external_id: Arc<str>,
+    /// Wire ids, one for each choice.
+    pub ids: Vec<RequestId>,
+    pub prompt_tokens: u64,
+    /// As lowered, for the texts' side.
+    pub params: &'a SamplingParams,
+    pub max_tokens: u32,
+    pub vocabulary: Arc<dyn TokenText>,
+    pub arrival: Stamp,
+    pub sent: Stamp,
+    pub mailbox: Arc<Mailbox>,
+}
+
+/// What is left to do after a frame.
+#[derive(Debug, Default)]
+pub(crate) struct Folded {
+    /// Requests the core must forget.
+    pub abort: Vec<RequestId>,
+    /// The answer to a call.
+    pub reply: Option<UtilityReply>,
+    /// The core says it is dead.
+    pub dead: bool,
+}
+
+/// A submission whose choices have not all ended.
+struct Parent {
+    n: u32,
+    ids: Vec<RequestId>,
+    open: u32,
+    all_completed: bool,
+    max_generation_tokens: u64,
+}
+
+/// Every open request of one frontend, and the way of its outputs into text and numbers.
+pub(crate) struct OutputHandler {
+    metrics: Arc<Metrics>,
+    engine: Option<Arc<EngineHandles>>,
+    limits: DeliveryLimits,
+    /// Whether each request's end is logged with its timing.
+    log_timing: bool,
+    requests: HashMap<RequestId, OpenRequest>,
+    parents: HashMap<u64, Parent>,
+    next_parent: u64,
+    log: StatsLog,
+}
+
+impl OutputHandler {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        limits: DeliveryLimits,
+        log_timing: bool,
+        now: Stamp,
+    ) -> Self {
+        Self {
+            metrics,
+            engine: None,
+            limits,
+            log_timing,
+            requests: HashMap::new(),
+            parents: HashMap::new(),
+            next_parent: 0,
+            log: StatsLog::new(now),
+        }
+    }
+
+    /// The series to fold into from now on.
+    pub fn set_engine(&mut self, engine: Arc<EngineHandles>, engine_index: u32) {
+        self.engine = Some(engine);
+        self.log.set_engine(engine_index);
+    }
+
+    /// Choices that have not ended.
+    pub fn open(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Takes in a submission; returns its key for [`OutputHandler::abort`].
+    pub fn add(&mut self, new: NewRequest<'_>) -> u64 {
+        let parent = self.next_parent;
+        self.next_parent += 1;
+        for (choice, id) in (0..).zip(&new.ids) {
+            let life = Lifetime::new(new.arrival, new.sent, new.prompt_tokens, new.max_tokens);
+            let open = OpenRequest {
+                parent,
+                choice,
+                external_id: new.external_id.clone(),
+                life,
+                text: TextState::new(new.params, new.vocabulary.clone()),
+                mailbox: new.mailbox.clone(),
+                cached_told: false,
+            };
+            let before = self.requests.insert(id.clone(), open);
+            assert!(before.is_none(), "wire id {id} was used twice");
+        }
+        let n = u32::try_from(new.ids.len()).expect("n is a u32");
+        self.parents.insert(
+            parent,
+            Parent { n, ids: new.ids, open: n, all_completed: true, max_generation_tokens: 0 },
+        );
+        self.metrics.open_requests(self.requests.len());
+        parent
+    }
+
+    /// A submission that never reached the core after all: forgets it, uncounted.
+    pub fn take_back(&mut self, parent: u64) {
+        if let Some(parent) = self.parents.remove(&parent) {
+            for id in &parent.ids {
+                self.requests.remove(id);
+            }
+        }
+        self.metrics.open_requests(self.requests.len());
+    }
+
+    /// The reader of a submission went away: what of it has not ended ends as an abort. Returns
+    /// what the core must forget. What was folded until now is what counts.
+    pub fn abort(&mut self, parent: u64, now: Stamp) -> Vec<RequestId> {
+        self.end_parent(parent, FinishReason::Abort, None, now)
+    }
+
+    /// Ends every open request with `reason` and `failure`, at once. Returns their ids.
+    pub fn end_all(
+        &mut self,
+        reason: FinishReason,
+        failure: &EngineFailure,
+        now: Stamp,
+    ) -> Vec<RequestId> {
+        let mut parents: Vec<u64> = self.parents.keys().copied().collect();
+        parents.sort_unstable();
+        let mut ended = Vec::new();
+        for parent in parents {
+            ended.extend(self.end_parent(parent, reason, Some(failure), now));
+        }
+        ended
+    }
+
+    /// The core is gone: its gauges go to zero.
+    pub fn engine_gone(&mut self) {
+        if let Some(engine) = &self.engine {
+            self.metrics.engine_gone(engine);
+        }
+    }
+
+    /// Takes in one message of the core.
+    pub fn fold(&mut self, frames: &[Bytes], now: Stamp) -> Folded {
+        let bytes = frames.iter().map(|frame| frame.len() as u64).sum();
+        match EngineMessage::decode(frames) {
+            Ok(EngineMessage::Step { timestamp, stats, outputs, finished_requests, .. }) => {
+                let idle = outputs.is_empty() && finished_requests.is_empty();
+                let kind = if idle { FrameKind::Stats } else { FrameKind::Step };
+                self.metrics.frame(kind, bytes);
+                let abort = self.step(timestamp, stats, outputs, finished_requests, now);
+                Folded { abort, ..Folded::default() }
+            }
+            Ok(EngineMessage::Utility { reply, .. }) => {
+                self.metrics.frame(FrameKind::Utility, bytes);
+                Folded { reply: Some(reply), ..Folded::default() }
+            }
+            Ok(EngineMessage::Dead) => {
+                self.metrics.frame(FrameKind::Dead, bytes);
+                Folded { dead: true, ..Folded::default() }
+            }
+            Err(error) => {
+                self.metrics.frame(FrameKind::Undecodable, bytes);
+                self.metrics.decode_error(error.kind);
+                tracing::warn!(%error, bytes, "a message of the core cannot be read");
+                Folded { abort: self.unreadable(frames, now), ..Folded::default() }
+            }
+        }
+    }
+
+    /// Ends the requests that an unreadable message names: with a part of their tokens lost, what
+    /// they would go on to say is not what the model said. A message that names none costs nobody.
+    fn unreadable(&mut self, frames: &[Bytes], now: Stamp) -> Vec<RequestId> {
+        let Some(Ok(dumped)) = frames.first().map(|payload| dump(payload)) else {
+            return Vec::new();
+        };
+        let outputs = dumped.as_array().and_then(|items| items.get(1)?.as_array());
+        let named = outputs.into_iter().flatten();
+        let ids = named.filter_map(|output| output.as_array()?.first()?.as_str());
+        let failure = EngineFailure {
+            kind: FailureKind::Engine,
+            code: "unreadable_frame".to_string(),
+            message: "the engine sent tokens of this request that cannot be read".to_string(),
+            retryable: true,
+        };
+        let mut frame = Frame::default();
+        let mut abort = Vec::new();
+        for id in ids.map(RequestId::from) {
+            if let Some(update) = self.failed(&id, &failure, FinishReason::Error) {
+                self.end(&id, update, now, &mut frame);
+                abort.push(id);
+            }
+        }
+        abort.extend(self.settle(frame, None, now));
+        abort
+    }
+
+    fn step(
+        &mut self,
+        timestamp: f64,
+        stats: Option<SchedulerStats>,
+        outputs: Vec<EngineCoreOutput>,
+        finished: Vec<RequestId>,
+        now: Stamp,
+    ) -> Vec<RequestId> {
+        let mut frame = Frame::default();
+        let mut abort = Vec::new();
+        for output in &outputs {
+            let Some(open) = self.requests.get_mut(&output.request_id) else {
+                frame.sums.unknown_outputs += 1;
+                continue;
+            };
+            let mut update = open.text.take_in(output);
+            update.choice = open.choice;
+            let told = Told {
+                new_tokens: update.token_ids.len() as u64,
+                events: &output.events,
+                prefill: output.prefill_stats.as_ref(),
+                timestamp,
+                now,
+            };
+            open.life.observe(&told, &mut frame.sums);
+            if !update.token_ids.is_empty() && !open.cached_told {
+                open.cached_told = true;
+                update.cached_tokens = Some(open.life.cached_tokens());
+            }
+            update.error = failure_of(output, update.finish.as_ref());
+            if update.finish.is_some() {
+                // A stop string is seen here only: the core has to be told.
+                if output.finish_reason.is_none() {
+                    abort.push(output.request_id.clone());
+                }
+                self.end(&output.request_id, update, now, &mut frame);
+            } else if update != (Update { choice: update.choice, ..Update::default() }) {
+                frame.updates.push((open.parent, open.mailbox.clone(), update));
+            }
+        }
+        for id in &finished {
+            // Usually its last output has ended it just above; if not, this is all that comes.
+            if let Some(update) = self.ended_by_core(id) {
+                self.end(id, update, now, &mut frame);
+            }
+        }
+        abort.extend(self.settle(frame, stats.as_ref(), now));
+        abort
+    }
+
+    fn ended_by_core(&mut self, id: &RequestId) -> Option<Update> {
+        self.failed(id, &aborted_by_core(), FinishReason::Abort)
+    }
+
+    /// The last update of a request that does not end well; `None` when it is not open.
+    fn failed(
+        &mut self,
+        id: &RequestId,
+        failure: &EngineFailure,
+        reason: FinishReason,
+    ) -> Option<Update> {
+        let open = self.requests.get_mut(id)?;
+        let mut update = Update { choice: open.choice, ..Update::default() };
+        open.text.end_text(&mut update.text);
+        update.finish = Some(Finish { reason, stop_reason: None });
+        update.error = Some(failure.clone());
+        Some(update)
+    }
+
+    fn end_parent(
+        &mut self,
+        parent: u64,
+        reason: FinishReason,
+        failure: Option<&EngineFailure>,
+        now: Stamp,
+    ) -> Vec<RequestId> {
+        let Some(ids) = self.parents.get(&parent).map(|parent| parent.ids.clone()) else {
+            return Vec::new();
+        };
+        let mut frame = Frame::default();
+        let mut ended = Vec::new();
+        let gone = EngineFailure {
+            kind: FailureKind::Shutdown,
+            code: "client_gone".to_string(),
+            message: "the reader of this request has gone".to_string(),
+            retryable: false,
+        };
+        for id in ids {
+            if let Some(update) = self.failed(&id, failure.unwrap_or(&gone), reason) {
+                self.end(&id, update, now, &mut frame);
+                ended.push(id);
+            }
+        }
+        ended.extend(self.settle(frame, None, now));
+        ended
+    }
+
+    /// A choice ends, with `update` as its last word: it leaves the table and is counted.
+    fn end(&mut self, id: &RequestId, mut update: Update, now: Stamp, frame: &mut Frame) {
+        let open = self.requests.remove(id).expect("the caller found it in the table");
+        let finish = update.finish.as_ref().expect("a last update says how it ended");
+        let reason = finish.reason;
+        open.life.finish(reason, now, &mut frame.sums);
+        let timing = open.life.timing(now);
+        update.timing = Some(timing);
+        if self.log_timing {
+            tracing::info!(
+                target: "pawl::request",
+                request = %open.external_id,
+                wire_id = %id,
+                finish = reason.as_str(),
+                prompt_tokens = open.life.prompt_tokens,
+                cached_tokens = open.life.cached_tokens(),
+                generation_tokens = open.life.generation_tokens,
+                preemptions = open.life.preemptions,
+                intake_ms = milliseconds(timing.intake),
+                queue_ms = milliseconds(timing.queue),
+                prefill_ms = milliseconds(timing.prefill),
+                decode_ms = milliseconds(timing.decode),
+                deliver_ms = milliseconds(timing.deliver),
+                "request ended"
+            );
+        }
+        let parent = self.parents.get_mut(&open.parent).expect("a choice outlives no parent");
+        parent.open -= 1;
+        parent.max_generation_tokens =
+            parent.max_generation_tokens.max(open.life.generation_tokens);
+        let completed = frame.sums.finished.last().is_some_and(|last| last.completed.is_some());
+        parent.all_completed &= completed;
+        if parent.open == 0 {
+            if parent.all_completed {
+                frame.sums.finished_parents.push(FinishedParent {
+                    n: parent.n,
+                    max_generation_tokens: parent.max_generation_tokens,
+                });
+            }
+            self.parents.remove(&open.parent);
+        }
+        frame.updates.push((open.parent, open.mailbox, update));
+    }
+
+    /// Counts a frame, then delivers it. Returns the requests whose reader is too far behind:
+    /// they have ended with that.
+    fn settle(
+        &mut self,
+        frame: Frame,
+        stats: Option<&SchedulerStats>,
+        now: Stamp,
+    ) -> Vec<RequestId> {
+        if let Some(engine) = &self.engine {
+            self.metrics.record_iteration(engine, &frame.sums);
+            if let Some(stats) = stats {
+                self.metrics.record_scheduler(engine, stats, frame.sums.outputs > 0, now);
+            }
+        }
+        self.metrics.open_requests(self.requests.len());
+        self.log.add(&frame.sums, stats);
+        let mut full = Vec::new();
+        for (parent, mailbox, update) in frame.updates {
+            let unread = mailbox.put(update, now);
+            if unread > self.limits.unread_bytes && self.parents.contains_key(&parent) {
+                full.push(parent);
+            }
+        }
+        full.dedup();
+        let mut ended = Vec::new();
+        for parent in full {
+            let why = format!("{} bytes lie unread", self.limits.unread_bytes);
+            ended.extend(self.too_slow(parent, &why, now));
+        }
+        ended
+    }
+
+    fn too_slow(&mut self, parent: u64, why: &str, now: Stamp) -> Vec<RequestId> {
+        let failure = EngineFailure {
+            kind: FailureKind::SlowReader,
+            code: "slow_reader".to_string(),
+            message: format!("the client does not keep up: {why}"),
+            retryable: false,
+        };
+        let ended = self.end_parent(parent, FinishReason::Abort, Some(&failure), now);
+        if !ended.is_empty() {
+            self.metrics.slow_reader();
+            tracing::info!(requests = ?ended, why, "aborted: the client does not keep up");
+        }
+        ended
+    }
+
+    /// To be called about once a second: ends requests whose reader has stopped reading, and
+    /// writes the periodic log line.
+    pub fn tick(&mut self, now: Stamp) -> Vec<RequestId> {
+        let limit = self.limits.unread_time;
+        let mut stuck: Vec<u64> = self
+            .requests
+            .values()
+            .filter(|open| open.mailbox.unread_for(now) > limit)
+            .map(|open| open.parent)
+            .collect();
+        stuck.sort_unstable();
+        stuck.dedup();
+        let why = format!("nothing was read for {} s", limit.as_secs());
+        let ended: Vec<RequestId> =
+            stuck.into_iter().flat_map(|parent| self.too_slow(parent, &why, now)).collect();
+        if self.metrics.recording() {
+            self.log.tick(now);
+        }
+        ended
+    }
+}
+
+/// Why `output` is no normal end, whatever it says of tokens.
+fn failure_of(output: &EngineCoreOutput, finish: Option<&Finish>) -> Option<EngineFailure> {
+    if let Some(error) = &output.error {
+        return Some(EngineFailure {
+            kind: FailureKind::Engine,
+            code: error.code.clone(),
+            message: error.message.clone(),
+            retryable: error.retryable,
+        });
+    }
+    match finish?.reason {
+        FinishReason::Abort => Some(aborted_by_core()),
+        FinishReason::Error => Some(EngineFailure {
+            kind: FailureKind::Engine,
+            code: "engine_error".to_string(),
+            message: "the engine failed this request and does not say why".to_string(),
+            retryable: true,
+        }),
+        FinishReason::Stop | FinishReason::Length | FinishReason::Repetition => None,
+    }
+}
+
+fn aborted_by_core() -> EngineFailure {
+    EngineFailure {
+        kind: FailureKind::Engine,
+        code: "engine_aborted".to_string(),
+        message: "the engine ended this request by itself".to_string(),
+        retryable: true,
+    }
+}
+
+/// One frame on its way through the handler.
+#[derive(Default)]
+struct Frame {
+    sums: IterationStats,
+    updates: Vec<(u64, Arc<Mailbox>, Update)>,
+}
+
+fn milliseconds(time: std::time::Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests;
