@@ -60,3 +60,39 @@ impl BlockHashes {
         &self.chain
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(salt: Option<&str>, prompt: &[u32], outputs: &[u32]) -> Vec<BlockHash> {
+        let mut hashes = BlockHashes::new(4, salt);
+        hashes.extend(prompt, outputs);
+        hashes.full_blocks().to_vec()
+    }
+
+    #[test]
+    fn a_chain_depends_on_the_tokens_and_not_on_how_it_grew() {
+        let tokens: Vec<u32> = (0..19).collect();
+        let whole = chain(None, &tokens, &[]);
+        assert_eq!(whole.len(), 4);
+        for split in 0..=tokens.len() {
+            let (prompt, outputs) = tokens.split_at(split);
+            assert_eq!(chain(None, prompt, outputs), whole);
+            let mut grown = BlockHashes::new(4, None);
+            (0..=outputs.len()).for_each(|known| grown.extend(prompt, &outputs[..known]));
+            assert_eq!(grown.full_blocks(), whole);
+        }
+    }
+
+    #[test]
+    fn a_hash_names_everything_before_it() {
+        let base = chain(None, &[1, 2, 3, 4, 5, 6, 7, 8], &[]);
+        let other = chain(None, &[9, 2, 3, 4, 5, 6, 7, 8], &[]);
+        assert!(base.iter().zip(&other).all(|(one, two)| one != two));
+        for salt in ["", "a"] {
+            let salted = chain(Some(salt), &[1, 2, 3, 4, 5, 6, 7, 8], &[]);
+            assert!(base.iter().zip(&salted).all(|(one, two)| one != two));
+        }
+    }
+}

@@ -30,6 +30,9 @@ use std::sync::Arc;
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{EngineCoreOutput, EventKind, OutputError, RequestId, SamplingParams};
 
+#[cfg(test)]
+mod tests;
+
 pub use config::{ConfigError, Policy, SchedulerConfig};
 
 use crate::kv_cache::{CacheConfig, KvCache};

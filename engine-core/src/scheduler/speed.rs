@@ -1,72 +1,97 @@
 //! How many tokens fit into a step of a given time, by what steps took so far.
 //!
-//! A step of n tokens is taken to cost `fixed + each · n`: a least-squares line through the recent
-//! steps, older ones fading. Only steps with a chunk of prompt in them count: what a lone decode
-//! takes says little about prefill. Where the sizes seen hardly differ a line means nothing, and all
-//! of the time is put down to the tokens, which errs towards short steps.
+//! A step of n tokens is taken to cost `fixed + each · n`. What is fixed is learned from the steps
+//! without a chunk of prompt, what each token adds from those with one.
 
 use std::time::Duration;
 
-/// Every step may have this many prompt tokens, however slow the device, so that prompts get on;
-/// only steps of at least so many are measured.
+/// Every step may have this many prompt tokens, however slow the device, so that prompts get on.
+/// A step of fewer tokens tells the fixed cost.
 pub(super) const CHUNK_MIN: u32 = 16;
 /// As long as nothing has been measured.
 const CHUNK_FIRST: u32 = 64;
-/// A step's weight falls to this with each later one.
-const FADE: f64 = 0.8;
-/// Sizes differ enough for a line if their variance is this share of their mean square.
-const SPREAD_MIN: f64 = 0.01;
+/// The fixed cost falls at once and rises by at most this factor a step: one stall, or a large
+/// batch of decodes, says little about it.
+const FIXED_RISE: f64 = 1.1;
 
-/// Sums over the measured steps, faded.
+/// In seconds.
 #[derive(Debug, Default)]
 pub(super) struct StepSpeed {
-    weight: f64,
-    tokens: f64,
-    tokens_squared: f64,
-    seconds: f64,
-    tokens_seconds: f64,
-    /// Most tokens of any step: beyond twice that, the line is not believed.
-    largest: u32,
+    /// What a step takes whatever is in it; 0 until measured.
+    fixed: f64,
+    /// What each token adds: half of it by the last step, half by those before.
+    each: Option<f64>,
+    /// The last step's time over its tokens.
+    last: f64,
 }
 
 impl StepSpeed {
     pub fn record(&mut self, tokens: u32, took: Duration) {
-        if tokens < CHUNK_MIN {
-            return;
-        }
         let (n, seconds) = (f64::from(tokens), took.as_secs_f64());
-        let fade = |sum: &mut f64, new: f64| *sum = *sum * FADE + new;
-        fade(&mut self.weight, 1.0);
-        fade(&mut self.tokens, n);
-        fade(&mut self.tokens_squared, n * n);
-        fade(&mut self.seconds, seconds);
-        fade(&mut self.tokens_seconds, n * seconds);
-        self.largest = self.largest.max(tokens);
+        if tokens < CHUNK_MIN {
+            let most = if self.fixed == 0.0 { seconds } else { self.fixed * FIXED_RISE };
+            self.fixed = seconds.min(most);
+        } else {
+            let each = (seconds - self.fixed).max(0.0) / n;
+            self.each = Some(self.each.map_or(each, |before| (before + each) / 2.0));
+            self.last = seconds / n;
+        }
     }
 
     /// Tokens of a step that takes `limit`.
     pub fn tokens_within(&self, limit: Duration) -> u32 {
-        if self.weight == 0.0 {
-            return CHUNK_FIRST;
-        }
-        let (fixed, each) = self.line();
+        let Some(each) = self.each else { return CHUNK_FIRST };
         // Where a step of one token already takes most of the limit, tiny chunks would only pay
         // that price more often: then a chunk may cost as much again.
-        let for_tokens = limit.as_secs_f64().max(2.0 * fixed) - fixed;
-        // Casts from float to integer saturate, and no time for tokens means no limit on them.
-        let believed = (for_tokens / each) as u32;
-        believed.min(self.largest.saturating_mul(2).max(CHUNK_FIRST))
+        let time = limit.as_secs_f64().max(2.0 * self.fixed);
+        // Believed up to twice of what the last step alone promises. Casts to an integer saturate:
+        // where tokens take no time there is no limit on them.
+        ((time - self.fixed) / each).min(2.0 * time / self.last) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes of the chunks of a long prompt within 500 ms on a device where a step takes `fixed`
+    /// plus `each` for every token, in milliseconds; `|` is a lone decode.
+    fn check(fixed: f64, each: f64) -> String {
+        let mut speed = StepSpeed::default();
+        let took = |tokens| Duration::from_secs_f64((fixed + each * f64::from(tokens)) / 1e3);
+        let step = |index| {
+            if index == 6 {
+                speed.record(1, took(1));
+                return "|".to_owned();
+            }
+            let tokens = speed.tokens_within(Duration::from_millis(500)).clamp(CHUNK_MIN, 2048);
+            speed.record(tokens, took(tokens));
+            tokens.to_string()
+        };
+        (0..13).map(step).collect::<Vec<_>>().join(" ")
     }
 
-    /// Seconds a step, and seconds a token; neither is negative.
-    fn line(&self) -> (f64, f64) {
-        let mean = self.seconds / self.tokens;
-        let spread = self.weight * self.tokens_squared - self.tokens * self.tokens;
-        if spread < SPREAD_MIN * self.weight * self.tokens_squared {
-            return (0.0, mean);
-        }
-        let covariance = self.weight * self.tokens_seconds - self.tokens * self.seconds;
-        let each = (covariance / spread).clamp(0.0, mean);
-        ((self.seconds - each * self.tokens) / self.weight, each)
+    #[test]
+    fn chunks_find_the_size_that_takes_the_time() {
+        let found = [
+            ("as measured on a slow machine", check(16.0, 6.5)),
+            ("fast", check(5.0, 0.01)),
+            ("the time does not depend on the tokens", check(600.0, 0.0)),
+            ("each token takes more than the time", check(0.0, 600.0)),
+            ("each step takes more than the time", check(800.0, 20.0)),
+            ("takes no time", check(0.0, 0.0)),
+        ];
+        insta::assert_debug_snapshot!(found);
+    }
+
+    #[test]
+    fn a_stall_in_a_decode_changes_little() {
+        let mut speed = StepSpeed::default();
+        speed.record(1, Duration::from_millis(20));
+        speed.record(200, Duration::from_millis(420));
+        let before = speed.tokens_within(Duration::from_millis(500));
+        speed.record(1, Duration::from_secs(10));
+        let after = speed.tokens_within(Duration::from_millis(500));
+        assert_eq!((before, after), (240, 238));
     }
 }
