@@ -1,0 +1,51 @@
+//! The admin listener: a port of each frontend's own, for its operators and for Prometheus.
+//!
+//! `GET /metrics`, `/health`, `/ready`, `/load`, `/version` answer for this one process, whatever
+//! its siblings on the shared port do. `GET /recording` tells whether metrics are recorded, and
+//! `POST /recording` with `{"enabled": true}` or `false` switches that in the running server:
+//! tokens flow the same either way. No key is asked for: the port is for those who run the server.
+//! Its own requests are counted nowhere.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use crate::http::{
+    App, JsonBytes, health, load, method_not_allowed, metrics_page, ready, route_not_found, version,
+};
+use crate::openai::body;
+use crate::openai::error::ApiError;
+use crate::openai::fields::missing;
+
+/// The routes of the admin port.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/load", get(load))
+        .route("/version", get(version))
+        .route("/recording", get(recording).post(set_recording))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(route_not_found)
+        .with_state(app)
+}
+
+async fn recording(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "enabled": app.metrics.recording() }))
+}
+
+async fn set_recording(
+    State(app): State<Arc<App>>,
+    JsonBytes(bytes): JsonBytes,
+) -> Result<Json<Value>, ApiError> {
+    let mut body = body::parse(&bytes, "", &[&["enabled"]])?;
+    let enabled = body.fields.boolean("enabled")?;
+    let enabled = enabled.ok_or_else(|| missing("enabled", "send true or false"))?;
+    app.metrics.set_recording(enabled);
+    tracing::info!("recording of metrics is now {}", if enabled { "on" } else { "off" });
+    Ok(recording(State(app)).await)
+}

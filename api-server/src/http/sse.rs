@@ -1,0 +1,105 @@
+//! A running request as a stream of server-sent events: one event per piece, comments while nothing
+//! flows, `[DONE]` at the end. A failure is an event of its own and the end of the stream: a client
+//! can never take it for a normal finish.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use super::generate::{Piece, Running};
+use crate::openai::answer::Usage;
+
+/// Turns pieces into the chunks of one kind of answer.
+pub trait Chunks: Send + 'static {
+    /// The chunks of a piece, usually one, as JSON texts. `usage` goes into each of them.
+    fn piece(&mut self, piece: Piece, usage: Option<Usage>) -> Vec<String>;
+
+    /// The chunk that tells the usage and nothing else.
+    fn usage(&self, usage: Usage) -> String;
+}
+
+/// Which usage a stream tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsageTold {
+    /// In a last chunk.
+    pub at_end: bool,
+    /// In every chunk.
+    pub throughout: bool,
+}
+
+/// The answer that streams `running`.
+pub fn response<C: Chunks>(running: Running, chunks: C, told: UsageTold) -> Response {
+    let stream = EventStream { running, chunks, told, ready: VecDeque::new(), ended: false };
+    let events = futures::stream::unfold(stream, |mut stream| async move {
+        let event = stream.next().await?;
+        Some((Ok::<_, Infallible>(event), stream))
+    });
+    let mut response = Body::from_stream(events).into_response();
+    let headers = response.headers_mut();
+    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    headers.insert(header::CONTENT_TYPE, kind);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Some reverse proxies would otherwise collect events before they pass them on.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+struct EventStream<C> {
+    running: Running,
+    chunks: C,
+    told: UsageTold,
+    /// Events made and not yet taken: those of one piece.
+    ready: VecDeque<Bytes>,
+    ended: bool,
+}
+
+impl<C: Chunks> EventStream<C> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let quiet = self.running.keep_alive();
+            match tokio::time::timeout(quiet, self.running.next()).await {
+                Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+                Ok(Some(Ok(piece))) => {
+                    let usage = self.told.throughout.then(|| self.running.usage_at(piece.index));
+                    let chunks = self.chunks.piece(piece, usage);
+                    self.ready.extend(chunks.iter().map(|chunk| event(chunk)));
+                }
+                Ok(Some(Err(error))) => {
+                    self.ended = true;
+                    return Some(event(&error.json()));
+                }
+                Ok(None) => {
+                    self.ended = true;
+                    if self.told.at_end {
+                        let chunk = self.chunks.usage(self.running.usage());
+                        self.ready.push_back(event(&chunk));
+                    }
+                    if let Some(timing) = self.running.timing_told() {
+                        self.ready.push_back(format!(": pawl-timing {timing}\n\n").into());
+                    }
+                    self.ready.push_back(event("[DONE]"));
+                }
+            }
+        }
+    }
+}
+
+fn event(data: &str) -> Bytes {
+    // JSON has no line breaks of its own, so one `data:` line is enough.
+    format!("data: {data}\n\n").into()
+}
+
+/// A chunk as JSON text.
+pub fn json(chunk: &impl Serialize) -> String {
+    serde_json::to_string(chunk).expect("chunks are texts, numbers, lists and text-keyed maps")
+}
