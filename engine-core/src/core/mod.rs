@@ -299,7 +299,9 @@ fn ready_response(
         extra: vec![
             ("pawl_version".into(), text(env!("CARGO_PKG_VERSION"))),
             ("pawl_depth".into(), Value::Integer(depth as i128)),
-            ("pawl_prefix_caching".into(), Value::Bool(config.prefix_caching)),
+            ("pawl_cache_dtype".into(), text("auto")),
+            ("pawl_enable_prefix_caching".into(), Value::Bool(config.prefix_caching)),
+            ("pawl_prefix_caching_hash_algo".into(), text("sha256")),
         ],
     }
 }

@@ -260,6 +260,39 @@ async fn a_failed_step_ends_the_core_and_everyone_hears_of_it() {
     }
 }
 
+/// What a frontend hears, besides messages, in the time in which it would notice a hang.
+async fn heard(mock: MockConfig, ask: bool) -> Option<FrontendEvent> {
+    let core = Core::start(mock, |_| ());
+    let at = CoreAt::Join(core.dir.address("core").unwrap());
+    let mut config = FrontendEndpointConfig::new(at);
+    config.heartbeat.silence = Duration::from_millis(2500);
+    let (mut endpoint, sender) = FrontendEndpoint::start(config).await.unwrap();
+    assert!(matches!(patiently(endpoint.next()).await, FrontendEvent::Up { .. }));
+    let mut frontend = Frontend { endpoint, sender, last_stamp: 0.0 };
+    if ask {
+        frontend.add("a", &[1], 50);
+    }
+    let not_a_message = async {
+        loop {
+            match frontend.endpoint.next().await {
+                FrontendEvent::Message { .. } => {}
+                other => return other,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(6), not_a_message).await.ok()
+}
+
+#[tokio::test]
+async fn a_hanging_step_is_noticed_a_slow_one_and_an_idle_core_are_not() {
+    let hanging = MockConfig { fault: Some(Fault::HangAt(2)), ..scripted() };
+    let slow = MockConfig { step_base: Duration::from_secs(3600), ..scripted() };
+    let (hanging, slow, idle) =
+        tokio::join!(heard(hanging, true), heard(slow, true), heard(scripted(), false));
+    assert!(matches!(hanging, Some(FrontendEvent::Hung { .. })), "{hanging:?}");
+    assert_eq!((slow, idle), (None, None));
+}
+
 #[tokio::test]
 async fn a_model_that_does_not_load_ends_the_core_with_its_name() {
     let core = Core::start(scripted(), |config| config.model = Some("/nowhere/model.gguf".into()));

@@ -73,7 +73,6 @@ fn refuse_unsupported_sampling(sampling: &SamplingParams) -> Result<(), String> 
         ("structured_outputs", sampling.structured_outputs.as_ref().is_some_and(says_something)),
         ("prompt_logprobs", sampling.prompt_logprobs.is_some()),
         ("prompt_logprob_token_ids", sampling.prompt_logprob_token_ids.is_some()),
-        ("logprob_token_ids", sampling.logprob_token_ids.is_some()),
         (
             "repetition_detection",
             sampling.repetition_detection.as_ref().is_some_and(says_something),
@@ -156,6 +155,9 @@ fn check_sampling(sampling: &SamplingParams, limits: Limits) -> Result<(), Strin
             limits.vocab_size - 1
         ))
     };
+    for &token in sampling.logprob_token_ids.iter().flatten() {
+        in_vocabulary("logprob_token_ids", token)?;
+    }
     for (&token, &bias) in sampling.logit_bias.iter().flatten() {
         in_vocabulary("logit_bias", token)?;
         if !bias.is_finite() {

@@ -105,7 +105,6 @@ enum Lifecycle {
 /// Things that should not happen, counted for `pawl_status`.
 #[derive(Clone, Debug, Default)]
 struct Counters {
-    steps: u64,
     requests_added: u64,
     requests_finished: BTreeMap<&'static str, u64>,
     requests_refused: BTreeMap<String, u64>,
@@ -237,15 +236,14 @@ impl Engine {
         for moved in self.scheduler.update(result) {
             self.request_moved(moved.key, moved.output);
         }
-        self.counters.steps += 1;
         self.progress.fetch_add(1, Ordering::Relaxed);
-        self.outbox.add_phases(Phases {
+        let phases = Phases {
             schedule: submitted.schedule,
             execute: result.execute,
             update: self.clock.now().since(stamp),
             num_tokens: submitted.num_tokens,
-        });
-        self.outbox.publish(&mut self.scheduler, stamp, Occasion::Step);
+        };
+        self.outbox.publish(&mut self.scheduler, stamp, Occasion::Step(phases));
         Ok(())
     }
 

@@ -43,25 +43,18 @@ impl Batch {
     }
 }
 
-/// Host and device time of the steps that no frame has told yet.
-///
-/// A step's time belongs to the core, not to a client, so it is told once, in the first frame of
-/// whichever client gets one: the sum over all frontends is the time that was spent.
-#[derive(Clone, Copy, Debug, Default)]
+/// What one step took. It belongs to the core, not to a client: everyone who gets a frame of the
+/// step is told, like the gauges.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phases {
+    /// Host time to plan it.
     pub schedule: Duration,
+    /// Device time.
     pub execute: Duration,
+    /// Host time to fold its result.
     pub update: Duration,
+    /// Tokens that ran.
     pub num_tokens: u64,
-}
-
-impl Phases {
-    pub fn add(&mut self, other: Self) {
-        self.schedule += other.schedule;
-        self.execute += other.execute;
-        self.update += other.update;
-        self.num_tokens += other.num_tokens;
-    }
 }
 
 /// What one client has been told, and what it is about to be told.
@@ -101,10 +94,10 @@ impl Gauges {
 }
 
 /// Why [`Outbox::publish`] is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Occasion {
     /// A step has ended.
-    Step,
+    Step(Phases),
     /// A turn of the loop in which none did.
     Turn,
 }
@@ -113,7 +106,7 @@ pub(super) enum Occasion {
 pub(super) struct Outbox {
     engine_index: u32,
     clients: BTreeMap<ClientId, ClientBox>,
-    phases: Phases,
+    steps: u64,
     /// Of the last batch.
     gauges: Option<Gauges>,
     batch: Batch,
@@ -124,7 +117,7 @@ impl Outbox {
         Self {
             engine_index,
             clients: BTreeMap::new(),
-            phases: Phases::default(),
+            steps: 0,
             gauges: None,
             batch: Batch::default(),
         }
@@ -146,6 +139,11 @@ impl Outbox {
 
     pub fn knows(&self, client: ClientId) -> bool {
         self.clients.contains_key(&client)
+    }
+
+    /// Steps that have ended.
+    pub fn steps(&self) -> u64 {
+        self.steps
     }
 
     pub fn num_clients(&self) -> usize {
@@ -175,21 +173,18 @@ impl Outbox {
         }
     }
 
-    pub fn add_phases(&mut self, phases: Phases) {
-        self.phases.add(phases);
-    }
-
     /// Gives a frame to each client that has outputs, that is new, or for whom the core has just
     /// become busy or idle; after a step also to each that has heard nothing for a second. Every
     /// depth, every kind of end and every idle turn passes here: no other place makes a
     /// [`StepFrame`].
     pub fn publish(&mut self, scheduler: &mut Scheduler, stamp: Stamp, occasion: Occasion) {
-        let stats_now = gauges(scheduler);
+        self.steps += u64::from(occasion != Occasion::Turn);
+        let stats_now = SchedulerStats { step_counter: self.steps, ..gauges(scheduler) };
         let now = Gauges::of(&stats_now);
         for (&id, client) in &mut self.clients {
             let due = match client.told_at {
                 None => true,
-                Some(at) => occasion == Occasion::Step && stamp.since(at) >= GAUGES_EVERY,
+                Some(at) => occasion != Occasion::Turn && stamp.since(at) >= GAUGES_EVERY,
             };
             let became_busy = client.told.is_idle() && !now.is_idle();
             let became_idle = now.is_idle() && client.told != now;
@@ -197,7 +192,9 @@ impl Outbox {
                 continue;
             }
             let mut stats = scheduler.take_stats(ClientIndex(id.0));
-            stats.pawl = Some(with_phases(stats.pawl, std::mem::take(&mut self.phases)));
+            // Counted where steps end, so that each step's frames bear its own number.
+            stats.step_counter = self.steps;
+            stats.pawl = Some(with_phases(stats.pawl, occasion));
             let outputs = std::mem::take(&mut client.outputs);
             let frame = StepFrame::new(stamp, stats, self.engine_index, outputs)
                 .with_finished(std::mem::take(&mut client.finished));
@@ -223,14 +220,20 @@ pub(super) fn gauges(scheduler: &mut Scheduler) -> SchedulerStats {
     scheduler.take_stats(NOBODY)
 }
 
-fn with_phases(stats: Option<PawlStats>, phases: Phases) -> PawlStats {
-    PawlStats {
-        schedule_seconds: phases.schedule.as_secs_f64(),
-        execute_seconds: phases.execute.as_secs_f64(),
-        update_seconds: phases.update.as_secs_f64(),
-        num_scheduled_tokens: phases.num_tokens,
-        resent: false,
-        ..stats.unwrap_or_default()
+fn with_phases(stats: Option<PawlStats>, occasion: Occasion) -> PawlStats {
+    let counted = PawlStats {
+        num_preemptions: stats.map_or(0, |stats| stats.num_preemptions),
+        ..PawlStats::default()
+    };
+    match occasion {
+        Occasion::Turn => counted,
+        Occasion::Step(phases) => PawlStats {
+            schedule_seconds: phases.schedule.as_secs_f64(),
+            execute_seconds: phases.execute.as_secs_f64(),
+            update_seconds: phases.update.as_secs_f64(),
+            num_scheduled_tokens: phases.num_tokens,
+            ..counted
+        },
     }
 }
 

@@ -146,7 +146,7 @@ impl Engine {
             ("depth", count(self.config.depth as u64)),
             ("clients", count(self.outbox.num_clients() as u64)),
             ("paused", Value::Bool(self.pause.mode.is_some())),
-            ("steps", count(counters.steps)),
+            ("steps", count(self.outbox.steps())),
             ("steps_in_flight", count(self.in_flight.len() as u64)),
             ("requests_live", count(self.requests.len() as u64)),
             ("requests_running", count(gauges.num_running_reqs)),

@@ -6,6 +6,9 @@ use super::wire::{EXT_PICKLES, Reader, Result, Wire, Writer};
 use super::{DecodeError, DecodeErrorKind as Kind};
 
 /// A msgpack value kept as it came. The type is ours so that no other crate names a msgpack one.
+///
+/// A tensor inside stays `[dtype, shape, data]`; where its data travelled in a frame of its own,
+/// the index of that frame is all that is kept, so such a value cannot be passed on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// nil

@@ -169,6 +169,7 @@ pub fn request(id: &str, prompt: &[u32], max_tokens: u32) -> EngineCoreRequest {
 fn write_stats(text: &mut String, stats: &SchedulerStats) {
     let SchedulerStats { num_running_reqs, num_waiting_reqs, kv_cache_usage, .. } = stats;
     let blocks = kv_cache_usage * 64.0;
+    write!(text, " step {}", stats.step_counter).unwrap();
     write!(text, " running {num_running_reqs} waiting {num_waiting_reqs} blocks {blocks}").unwrap();
     let prefix = &stats.prefix_cache_stats;
     if prefix.requests > 0 {

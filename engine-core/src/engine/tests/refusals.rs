@@ -55,7 +55,6 @@ fn what_this_engine_does_not_do_is_refused_by_name() {
         check_sampling(|s| s.structured_outputs = Some(something())),
         check_sampling(|s| s.prompt_logprobs = Some(1)),
         check_sampling(|s| s.prompt_logprob_token_ids = Some(tensor())),
-        check_sampling(|s| s.logprob_token_ids = Some(vec![1])),
         check_sampling(|s| s.repetition_detection = Some(something())),
         check_sampling(|s| s.thinking_token_budget = Some(1)),
         check_sampling(|s| s.trace_decode_token_ids = Some(vec![1])),
@@ -84,6 +83,7 @@ fn what_makes_no_sense_is_refused_with_its_remedy() {
         check_sampling(|s| s.logprobs = Some(513)),
         check_sampling(|s| s.logit_bias = Some(BTreeMap::from([(512, 1.0)]))),
         check_sampling(|s| s.logit_bias = Some(BTreeMap::from([(1, f64::NAN)]))),
+        check_sampling(|s| s.logprob_token_ids = Some(vec![512])),
         check_sampling(|s| s.allowed_token_ids = Some(vec![])),
         check_sampling(|s| s.allowed_token_ids = Some(vec![600])),
     ];
@@ -115,7 +115,7 @@ fn a_full_queue_is_a_retryable_error() {
     harness.engine.settle();
     harness.fill();
     insta::assert_snapshot!(harness.told(), @r#"
-    to 0: at 1.000 running 0 waiting 1 blocks 0
+    to 0: at 1.000 step 0 running 0 waiting 1 blocks 0
         second [] finish error
           queue_full, retryable: 1 requests are already waiting; send the request again later
         finished ["second"]
@@ -139,13 +139,13 @@ fn a_live_id_sent_again_changes_nothing_for_the_older_request() {
     harness.engine.handle(nonsense);
     harness.run_until_idle();
     insta::assert_snapshot!(harness.told(), @r"
-    to 0: at 1.000 running 1 waiting 0 blocks 1 queries 1 hits 0
-    to 1: at 1.000 running 1 waiting 0 blocks 1
-    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+    to 0: at 1.000 step 0 running 1 waiting 0 blocks 1 queries 1 hits 0
+    to 1: at 1.000 step 0 running 1 waiting 0 blocks 1
+    to 0: at 1.010 step 1 running 1 waiting 0 blocks 1 ran 1 in 10 ms
         a [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
-    to 0: at 1.020 running 0 waiting 0 blocks 0 ran 1 in 10 ms
+    to 0: at 1.020 step 2 running 0 waiting 0 blocks 0 ran 1 in 10 ms
         a [11] finish length
-    to 1: at 1.020 running 0 waiting 0 blocks 0
+    to 1: at 1.020 step 2 running 0 waiting 0 blocks 0 ran 1 in 10 ms
     ");
     harness.call(0, "pawl_status", vec![]);
     harness.fill();
@@ -167,7 +167,7 @@ fn what_does_not_decode_is_answered_if_it_has_a_name() {
     }
     harness.fill();
     insta::assert_snapshot!(harness.told(), @r#"
-    to 0: at 1.000 running 0 waiting 0 blocks 0
+    to 0: at 1.000 step 0 running 0 waiting 0 blocks 0
         broken [] finish error
           validation_error: the request does not decode: the bytes end inside a text
         finished ["broken"]
@@ -184,7 +184,7 @@ fn an_abort_before_the_result_keeps_its_tokens_in() {
     harness.abort(0, &["a"]);
     harness.finish_step();
     insta::assert_snapshot!(harness.told(), @r"
-    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 2 in 10 ms
+    to 0: at 1.010 step 1 running 1 waiting 0 blocks 1 ran 2 in 10 ms
         b [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
     ");
 }

@@ -94,10 +94,10 @@ fn shutting_down_at_once_ends_everything_with_abort() {
     assert!(harness.engine.is_stopped());
     insta::assert_snapshot!(harness.told(), @r#"
     to 0: at 1.010 Err("Server shutting down")
-    to 0: at 1.010 running 0 waiting 0 blocks 0
+    to 0: at 1.010 step 1 running 0 waiting 0 blocks 0
         a [] finish abort
         finished ["a"]
-    to 1: at 1.010 running 0 waiting 0 blocks 0
+    to 1: at 1.010 step 1 running 0 waiting 0 blocks 0
         late [] finish abort
         b [] finish abort
         finished ["late", "b"]
@@ -128,9 +128,9 @@ fn shutting_down_with_time_lets_requests_finish() {
     let (said, steps) = check_drain(2);
     assert_eq!(steps, 2);
     insta::assert_snapshot!(said, @r"
-    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+    to 0: at 1.010 step 1 running 1 waiting 0 blocks 1 ran 1 in 10 ms
         a [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
-    to 0: at 1.020 running 0 waiting 0 blocks 0 ran 1 in 10 ms
+    to 0: at 1.020 step 2 running 0 waiting 0 blocks 0 ran 1 in 10 ms
         a [11] finish length
     ");
 }
@@ -140,13 +140,13 @@ fn shutting_down_ends_at_its_deadline() {
     let (said, steps) = check_drain(50);
     assert_eq!(steps, 3);
     insta::assert_snapshot!(said, @r#"
-    to 0: at 1.010 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+    to 0: at 1.010 step 1 running 1 waiting 0 blocks 1 ran 1 in 10 ms
         a [10] Queued 1.000 Scheduled 1.000 prompt 1 cached 0
-    to 0: at 1.020 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+    to 0: at 1.020 step 2 running 1 waiting 0 blocks 1 ran 1 in 10 ms
         a [11]
-    to 0: at 1.030 running 1 waiting 0 blocks 1 ran 1 in 10 ms
+    to 0: at 1.030 step 3 running 1 waiting 0 blocks 1 ran 1 in 10 ms
         a [12]
-    to 0: at 1.030 running 0 waiting 0 blocks 0
+    to 0: at 1.030 step 3 running 0 waiting 0 blocks 0
         a [] finish abort
         finished ["a"]
     "#);

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use pawl_shared::protocol::SamplingParams;
+use pawl_shared::protocol::{SamplingParams, Value};
 
 use super::*;
 use crate::step::NewRequest;
@@ -99,6 +99,20 @@ fn a_script_runs_in_a_circle_and_min_tokens_masks_the_end() {
     }));
     let steps = check(config, plans).unwrap();
     assert_eq!(tokens(&steps, 1), [4, 4, 3, 4]);
+}
+
+#[test]
+fn a_request_may_bring_its_own_script() {
+    let config = MockConfig { script: Some(Script(vec![3].into())), ..MockConfig::default() };
+    let tokens = |ids: &[i128]| {
+        let ids = ids.iter().map(|&id| Value::Integer(id)).collect();
+        let extra_args = Some(Value::map([("mock_tokens", Value::Array(ids))]));
+        let request = new_request(1, &[8], SamplingParams { extra_args, ..greedy() });
+        first_tokens(&config, &request, 3)
+    };
+    assert_eq!(tokens(&[70, 71]), [70, 71, 70]);
+    // Not in the vocabulary, so no script.
+    assert_eq!(tokens(&[70, 512]), [3, 3, 3]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pawl_shared::protocol::SamplingParams;
+use pawl_shared::protocol::{SamplingParams, Value};
 
 use super::config::{MockConfig, Script};
 use crate::step::{NewRequest, TokenLogprobs};
@@ -33,7 +33,9 @@ impl TokenSource {
             hash,
             prompt_len: request.prompt.len() as u32,
             sampling: Arc::clone(&request.sampling),
-            script: config.script.clone().filter(|script| !script.0.is_empty()),
+            script: scripted(&request.sampling, config.vocab_size)
+                .or_else(|| config.script.clone())
+                .filter(|script| !script.0.is_empty()),
             alphabet: config.alphabet,
             vocab_size: config.vocab_size,
             eos_at: config.eos_at,
@@ -82,22 +84,35 @@ impl TokenSource {
     }
 
     /// Made up, but of the right form: the sampled token first, then the top-k in falling order,
-    /// of which the sampled token is the best.
+    /// of which the sampled token is the best, or the tokens that the request names.
     pub(super) fn logprobs(&self, sampled: u32) -> Option<TokenLogprobs> {
         let wanted = match self.sampling.logprobs? {
             wanted if wanted < 0 => self.vocab_size,
             wanted => (wanted as u32).min(self.vocab_size),
         };
-        let top = (0..wanted).map(|rank| (sampled + rank) % self.vocab_size);
-        let columns = std::iter::once(sampled).chain(top);
-        let best = -0.125_f32;
-        let values = (0..wanted).map(|rank| best - rank as f32);
-        Some(TokenLogprobs {
-            token_ids: columns.collect(),
-            logprobs: std::iter::once(best).chain(values).collect(),
-            sampled_rank: 1,
-        })
+        let others = match &self.sampling.logprob_token_ids {
+            Some(named) => named.clone(),
+            None => (0..wanted).map(|rank| (sampled + rank) % self.vocab_size).collect(),
+        };
+        // The further a token is above the sampled one, the less probable.
+        let logprob = |token: u32| {
+            let rank = (token + self.vocab_size - sampled) % self.vocab_size;
+            -0.125 - rank as f32
+        };
+        let token_ids: Vec<u32> = std::iter::once(sampled).chain(others).collect();
+        let logprobs = token_ids.iter().map(|&token| logprob(token)).collect();
+        Some(TokenLogprobs { token_ids, logprobs, sampled_rank: 1 })
     }
+}
+
+/// A request's own script: `mock_tokens` in its extra arguments (`vllm_xargs`), a list of token ids.
+/// Anything else under that name is taken as no script.
+fn scripted(sampling: &SamplingParams, vocab_size: u32) -> Option<Script> {
+    let tokens = sampling.extra_args.as_ref()?.get("mock_tokens")?.as_array()?;
+    let in_vocabulary = |token: &Value| {
+        token.as_u64().and_then(|token| u32::try_from(token).ok()).filter(|&id| id < vocab_size)
+    };
+    tokens.iter().map(in_vocabulary).collect::<Option<Vec<u32>>>().map(|ids| Script(ids.into()))
 }
 
 /// Steele, Lea and Flood's splitmix finaliser: every input bit moves every output bit.

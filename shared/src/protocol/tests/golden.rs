@@ -1,7 +1,7 @@
 //! Bytes that vLLM 0.32 and 0.33 wrote, Python and Rust. msgspec chooses wider map heads than it
 //! must, so what is compared is the value, and what comes of writing it again.
 
-use super::unhex;
+use super::{samples, unhex};
 use crate::protocol::*;
 
 fn step(payload: &str) -> EngineMessage {
@@ -13,7 +13,7 @@ fn again(message: &EngineMessage) -> EngineMessage {
     let frames = match message.clone() {
         EngineMessage::Step { engine_index, timestamp, stats, outputs, finished_requests } => {
             let stamp = crate::clock::Stamp::from_nanos((timestamp * 1e9) as u64);
-            let stats = stats.unwrap_or_else(super::samples::idle_stats);
+            let stats = stats.unwrap_or_else(samples::idle_stats);
             StepFrame::new(stamp, stats, engine_index, outputs)
                 .with_finished(finished_requests)
                 .encode()
@@ -39,7 +39,7 @@ fn check_step(payload: &str, outputs: Vec<EngineCoreOutput>, finished: &[&str]) 
         finished_requests: finished_requests.clone(),
     };
     assert_eq!(message, expected(None));
-    assert_eq!(again(&message), expected(Some(super::samples::idle_stats())));
+    assert_eq!(again(&message), expected(Some(samples::idle_stats())));
 }
 
 fn check_utility(payload: &str, result: Result<Value, String>) {
@@ -201,4 +201,26 @@ fn an_add_from_the_rust_frontend() {
     request.reasoning_parser_kwargs =
         Some(Value::map([("chat_template_kwargs", Value::Map(vec![]))]));
     check_request(0, payload, ClientMessage::Add(Box::new(request)));
+}
+
+/// Messages that msgspec wrote, from `tests/peers/vllm_wire.py samples`: a line is the kind of
+/// socket and the frames.
+#[test]
+fn frames_that_msgspec_wrote() {
+    let decoded: Vec<String> = include_str!("msgspec_frames.txt")
+        .lines()
+        .map(|line| {
+            let (kind, frames) = line.split_once(' ').unwrap();
+            let frames: Vec<_> = frames.split(' ').map(unhex).collect();
+            match kind {
+                "client" => format!("{:#?}", ClientMessage::decode(&frames).unwrap()),
+                "engine" => format!("{:#?}", EngineMessage::decode(&frames).unwrap()),
+                "hello" => format!("{:#?}", EngineHello::decode(&frames[0]).unwrap()),
+                "init" => format!("{:#?}", HandshakeInit::decode(&frames[0]).unwrap()),
+                "ready_response" => format!("{:#?}", ReadyResponse::decode(&frames[0]).unwrap()),
+                other => panic!("{other}"),
+            }
+        })
+        .collect();
+    insta::assert_snapshot!("msgspec_frames", decoded.join("\n"));
 }

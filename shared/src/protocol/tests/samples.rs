@@ -35,7 +35,7 @@ pub(super) fn all() -> Vec<Sample> {
         client("add_plain", ClientMessage::Add(Box::new(plain_request()))),
         client("add_full", ClientMessage::Add(Box::new(full_request()))),
         client("abort", ClientMessage::Abort(vec!["a-1".into(), "b-2".into()])),
-        client("start_dp_wave", ClientMessage::StartDpWave { wave: 3, exclude_engine: Some(1) }),
+        client("start_dp_wave", ClientMessage::StartDpWave { wave: 3, exclude_engine: Some(300) }),
         client(
             "utility_call",
             ClientMessage::Utility(UtilityCall {
