@@ -14,6 +14,7 @@ pub mod model_card;
 pub mod protocol;
 pub mod rendezvous;
 pub mod shutdown;
+pub mod tap;
 pub mod telemetry;
 pub mod tokenizer;
 pub mod transport;

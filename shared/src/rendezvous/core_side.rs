@@ -186,10 +186,8 @@ impl CoreRendezvous {
                 actions.push(CoreAction::Reply { to: from, message });
             }
             Ok(ControlMessage::Ack { epoch, bytes }) => match self.by_epoch(member, epoch) {
-                Some(client) if self.has_joined(client) => {
-                    actions.push(CoreAction::Acknowledged { client, bytes });
-                }
-                _ => self.ignored += 1,
+                Some(client) => actions.push(CoreAction::Acknowledged { client, bytes }),
+                None => self.ignored += 1,
             },
             Ok(other) => {
                 tracing::debug!(?other, "a frontend sent what only a core sends");
@@ -220,19 +218,7 @@ impl CoreRendezvous {
             }
             self.remove(client, LeaveReason::Replaced, actions);
         }
-        // One control connection is one frontend, and so is one address: two links to the same
-        // ROUTER would show it the same identity twice.
-        let same: Vec<ClientId> = self
-            .members
-            .iter()
-            .filter(|(_, member)| {
-                matches!(&member.via, Via::Native { control, .. } if *control == from)
-                    || member.input == join.input
-                    || member.output == join.output
-            })
-            .map(|(client, _)| *client)
-            .collect();
-        for client in same {
+        if let Some(client) = self.by_control(&from) {
             self.remove(client, LeaveReason::Replaced, actions);
         }
         if self.members.len() >= CLIENTS_MAX {
@@ -366,9 +352,7 @@ impl CoreRendezvous {
 
     fn on_tick(&mut self, now: Stamp, actions: &mut Vec<CoreAction>) {
         self.last_tick = now;
-        // Frontends ping unasked: those of the time this process was stopped lie in the socket.
-        self.own_clock.jumped(now, &self.heartbeat);
-        if !self.own_clock.has_read_since(now, &self.heartbeat) {
+        if !self.own_clock.may_judge(now, &self.heartbeat) {
             return;
         }
         let silence = self.heartbeat.silence;
@@ -426,10 +410,6 @@ impl CoreRendezvous {
         if self.initialised.remove(&dialer) {
             actions.push(CoreAction::HandshakeAgain { dialer });
         }
-    }
-
-    fn has_joined(&self, client: ClientId) -> bool {
-        self.members.get(&client).is_some_and(|member| member.phase == Phase::Joined)
     }
 
     fn by_control(&self, from: &PeerId) -> Option<ClientId> {

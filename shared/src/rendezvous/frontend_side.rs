@@ -144,7 +144,7 @@ impl FrontendRendezvous {
     pub fn handle(&mut self, now: Stamp, input: FrontendInput) -> Vec<FrontendAction> {
         let mut actions = Vec::new();
         match input {
-            FrontendInput::Opened { input, output } if matches!(self.phase, Phase::Opening) => {
+            FrontendInput::Opened { input, output } => {
                 self.phase = Phase::Joining { welcome: None, ready: None };
                 self.heard = now;
                 self.last_tick = now;
@@ -155,10 +155,7 @@ impl FrontendRendezvous {
                 let join = Join { input, output, pid, instance, epoch };
                 actions.push(FrontendAction::Send(ControlMessage::Join(join)));
             }
-            FrontendInput::OpenFailed { reason } if matches!(self.phase, Phase::Opening) => {
-                self.refuse(reason, &mut actions);
-            }
-            FrontendInput::Opened { .. } | FrontendInput::OpenFailed { .. } => self.ignored += 1,
+            FrontendInput::OpenFailed { reason } => self.refuse(reason, &mut actions),
             FrontendInput::Control(message) => self.on_control(now, &message, &mut actions),
             FrontendInput::Handshake { engine_index, ready } => {
                 self.on_handshake(now, engine_index, ready, &mut actions);
@@ -259,7 +256,6 @@ impl FrontendRendezvous {
         actions: &mut Vec<FrontendAction>,
     ) {
         match &mut self.phase {
-            _ if self.joins => self.ignored += 1,
             // A second HELLO comes from an engine that began anew: what the first said is void.
             Phase::Joining { welcome, ready } if !is_ready => {
                 (*welcome, *ready) = (None, None);
@@ -335,14 +331,7 @@ impl FrontendRendezvous {
     }
 
     fn judge(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
-        // A core answers only what it is asked, and while this process was stopped it asked
-        // nothing: the time before says nothing about the core.
-        if self.own_clock.jumped(now, &self.heartbeat) {
-            self.heard = now;
-            if let Phase::Up { progressed, .. } = &mut self.phase {
-                *progressed = now;
-            }
-        }
+        let may_judge = self.own_clock.may_judge(now, &self.heartbeat);
         let silent_for = now.since(self.heard);
         let HeartbeatConfig { silence, dead, .. } = self.heartbeat;
         match &mut self.phase {
@@ -352,14 +341,14 @@ impl FrontendRendezvous {
                     if std::mem::take(hung) {
                         actions.push(FrontendAction::Resumed);
                     }
-                } else if stuck_for >= dead {
+                } else if may_judge && stuck_for >= dead {
                     let reason = format!("the core hung for {} s", stuck_for.as_secs());
                     self.down(reason, actions);
-                } else if !std::mem::replace(hung, true) {
+                } else if may_judge && !std::mem::replace(hung, true) {
                     actions.push(FrontendAction::Hung { silent_for: stuck_for });
                 }
             }
-            Phase::Joining { .. } if silent_for >= silence => {
+            Phase::Joining { .. } if may_judge && silent_for >= silence => {
                 self.down("the core does not answer the join".into(), actions);
             }
             Phase::Leaving if silent_for >= silence => {

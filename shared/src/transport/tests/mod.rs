@@ -3,7 +3,6 @@
 mod ending;
 mod handshake;
 mod joining;
-mod places;
 
 use std::time::Duration;
 

@@ -1,0 +1,127 @@
+//! `pawl api-server`: flags to a [`pawl_api_server::FrontendConfig`], and its run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use pawl_api_server::{FrontendConfig, HttpLimits, RequestTimingMode};
+use pawl_shared::transport::{Address, CoreAt};
+
+use crate::cli::{FrontendFlags, RequestTiming, SchedulingPolicy, SharedFlags};
+
+#[derive(Clone, Debug, Args)]
+pub struct ApiServerArgs {
+    /// GGUF file or folder; only with --await-core, where the core may not tell
+    #[arg(requires = "await_core")]
+    pub model: Option<String>,
+    /// The core to join: its --listen address
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "PAWL_CORE",
+        help_heading = "Sockets",
+        conflicts_with = "await_core",
+        required_unless_present = "await_core"
+    )]
+    pub core: Option<Address>,
+    /// Own a vLLM handshake socket at this address, and wait for a core to dial in
+    #[arg(long, value_name = "ADDR", env = "PAWL_AWAIT_CORE", help_heading = "Sockets")]
+    pub await_core: Option<Address>,
+    /// Host that the core reaches this process at, when it is on another one
+    #[arg(long, value_name = "HOST", env = "PAWL_ADVERTISE", help_heading = "Sockets")]
+    pub advertise: Option<String>,
+    /// Folder for this process's sockets [default: one of its own, for this run]
+    #[arg(long, value_name = "DIR", env = "PAWL_SOCKET_DIR", help_heading = "Sockets")]
+    pub socket_dir: Option<PathBuf>,
+    /// Share --port with other api-servers
+    #[arg(long, help_heading = "Server")]
+    pub reuse_port: bool,
+    /// The core's --scheduling-policy: with fcfs a request's priority is refused
+    #[arg(long, value_enum, default_value_t, env = "PAWL_SCHEDULING_POLICY", help_heading = "API")]
+    pub scheduling_policy: SchedulingPolicy,
+    #[command(flatten)]
+    pub frontend: FrontendFlags,
+    #[command(flatten)]
+    pub shared: SharedFlags,
+}
+
+/// Runs a frontend to its end.
+///
+/// # Errors
+/// When it cannot start; the text says why.
+pub fn run(args: ApiServerArgs) -> anyhow::Result<ExitCode> {
+    let config = config(&args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let shutdown = pawl_shared::shutdown::on_signal()?;
+        if args.shared.supervised {
+            pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+        }
+        pawl_api_server::run(config, shutdown).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
+    let flags = &args.frontend;
+    let core = match (&args.core, &args.await_core) {
+        (Some(core), _) => CoreAt::Join(core.clone()),
+        (None, Some(address)) => CoreAt::AwaitCore(address.clone()),
+        (None, None) => anyhow::bail!("name the core with --core, or await one with --await-core"),
+    };
+    let model = match &args.await_core {
+        Some(_) => Some(crate::model::resolve_model(args.model.as_deref())?),
+        None => None,
+    };
+    let custom_histogram_buckets = match &flags.custom_histogram_buckets {
+        Some(json) => serde_json::from_str(json).context(
+            "--custom-histogram-buckets: write JSON such as {\"time_to_first_token\": [0.1, 1]}",
+        )?,
+        None => BTreeMap::new(),
+    };
+    let admin_port = match flags.admin_port {
+        None if flags.port == 0 => 0,
+        None => flags.port.checked_add(1000).context("--admin-port: port + 1000 passes 65535")?,
+        Some(port) => port,
+    };
+    Ok(FrontendConfig {
+        host: flags.host.clone(),
+        port: flags.port,
+        reuse_port: args.reuse_port,
+        admin_host: flags.admin_host.clone(),
+        admin_port: Some(admin_port),
+        port_file: flags.port_file.clone(),
+        core,
+        model,
+        socket_dir: args.socket_dir.clone(),
+        advertise: args.advertise.clone(),
+        served_model_names: args.shared.served_model_name.clone(),
+        chat_template: flags.chat_template.clone(),
+        trust_request_chat_template: flags.trust_request_chat_template,
+        response_role: flags.response_role.clone(),
+        api_keys: flags.api_key.clone(),
+        allowed_origins: flags.allowed_origins.clone(),
+        max_logprobs: flags.max_logprobs,
+        max_n: flags.max_n,
+        max_num_queued_reqs: Some(args.shared.max_num_queued_reqs),
+        priority_scheduling: args.scheduling_policy == SchedulingPolicy::Priority,
+        enable_prompt_tokens_details: flags.enable_prompt_tokens_details,
+        enable_request_id_headers: flags.enable_request_id_headers,
+        request_timing: match flags.request_timing {
+            None => RequestTimingMode::Off,
+            Some(RequestTiming::Log) => RequestTimingMode::Log,
+            Some(RequestTiming::Header) => RequestTimingMode::Header,
+        },
+        disable_log_stats: flags.disable_log_stats,
+        custom_histogram_buckets,
+        shutdown_timeout: args.shared.shutdown_timeout(),
+        limits: HttpLimits {
+            connections_max: flags.max_connections,
+            body_bytes_max: usize::try_from(flags.max_body_bytes.0)?,
+            ..HttpLimits::default()
+        },
+        ..FrontendConfig::default()
+    })
+}

@@ -1,0 +1,97 @@
+//! The command line: what was typed, where it may also come from, and what is refused.
+//!
+//! Every flag has three sources, the nearer one wins: the command line, the environment
+//! (`PAWL_MAX_NUM_SEQS` for `--max-num-seqs`), the file named by `--config`. A file's values are
+//! handed to clap as defaults, so that they are checked and explained like typed ones.
+
+mod core_flags;
+mod file;
+mod frontend_flags;
+mod refused;
+mod shared_flags;
+mod units;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
+pub use file::{remove_flag_variables, write_config};
+pub use frontend_flags::{FrontendFlags, RequestTiming};
+pub use shared_flags::SharedFlags;
+pub use units::{Bytes, Count};
+
+use pawl_shared::telemetry::LogFormat;
+
+/// An LLM server whose every step is counted where the user's requests are served.
+#[derive(Debug, Parser)]
+#[command(name = "pawl", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    pub log: LogFlags,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every subcommand.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogFlags {
+    /// TOML file whose keys are flag names; command line and environment win over it
+    #[arg(long, global = true, value_name = "FILE", env = "PAWL_CONFIG")]
+    pub config: Option<std::path::PathBuf>,
+    /// Log lines for people or as JSON
+    #[arg(long, global = true, value_enum, default_value = "text", env = "PAWL_LOG_FORMAT")]
+    pub log_format: LogFormatFlag,
+    /// Log level, or a filter as in RUST_LOG (which wins)
+    #[arg(long, global = true, default_value = "info", env = "PAWL_LOG_LEVEL")]
+    pub log_level: String,
+}
+
+/// `--log-format`
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum LogFormatFlag {
+    Text,
+    Json,
+}
+
+impl From<LogFormatFlag> for LogFormat {
+    fn from(flag: LogFormatFlag) -> Self {
+        match flag {
+            LogFormatFlag::Text => Self::Text,
+            LogFormatFlag::Json => Self::Json,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start an engine-core and its api-servers, and keep them running
+    Serve(Box<crate::serve::ServeArgs>),
+    /// Run the core alone; frontends join it at --listen
+    EngineCore(Box<crate::engine_core::EngineCoreArgs>),
+    /// Run one frontend of a core that runs elsewhere
+    ApiServer(Box<crate::api_server::ApiServerArgs>),
+    /// Look at the frames between core and frontends
+    Frames(crate::frames::FramesArgs),
+    /// Get and look at models
+    Model(crate::model::ModelArgs),
+    /// Say what this machine offers
+    Doctor(crate::doctor::DoctorArgs),
+}
+
+/// Parses the process's arguments, its environment and its `--config` file.
+///
+/// # Errors
+/// As text for people, with clap's exit status; `--help` is such an "error" with status 0.
+pub fn parse() -> Result<Cli, clap::Error> {
+    parse_from(std::env::args_os().collect())
+}
+
+fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
+    let command = refused::add_refused(Cli::command());
+    let command = file::with_file_defaults(command, &args)?;
+    let matches = command.try_get_matches_from(args)?;
+    refused::check(&matches)?;
+    Cli::from_arg_matches(&matches)
+}
+
+#[cfg(test)]
+mod tests;

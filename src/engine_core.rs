@@ -1,0 +1,125 @@
+//! `pawl engine-core`: flags to a [`pawl_engine_core::CoreConfig`], and its run.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
+use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
+use pawl_engine_core::{CoreConfig, RunnerChoice};
+use pawl_shared::transport::Address;
+
+use crate::cli::{CoreFlags, Count, RunnerKind, SchedulingPolicy, SharedFlags};
+
+#[derive(Clone, Debug, Args)]
+pub struct EngineCoreArgs {
+    /// GGUF file or folder [default: SmolLM2-135M-Instruct, fetched once]
+    pub model: Option<String>,
+    /// Where frontends join: ipc:///run/pawl/core or tcp://127.0.0.1:5555; may be repeated
+    #[arg(
+        long,
+        value_name = "ADDR",
+        required_unless_present = "handshake",
+        env = "PAWL_LISTEN",
+        help_heading = "Sockets"
+    )]
+    pub listen: Vec<Address>,
+    /// Handshake socket of a vLLM frontend to dial; may be repeated
+    #[arg(long, value_name = "ADDR", env = "PAWL_HANDSHAKE", help_heading = "Sockets")]
+    pub handshake: Vec<Address>,
+    #[command(flatten)]
+    pub core: CoreFlags,
+    #[command(flatten)]
+    pub shared: SharedFlags,
+}
+
+/// Runs a core to its end.
+///
+/// # Errors
+/// When it cannot start, or died: the text says of what.
+pub fn run(mut args: EngineCoreArgs) -> anyhow::Result<ExitCode> {
+    args.core.fold_negations();
+    let config = config(&args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let shutdown = pawl_shared::shutdown::on_signal()?;
+        if args.shared.supervised {
+            pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+        }
+        pawl_engine_core::run(config, shutdown).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
+    let flags = &args.core;
+    let max_model_len =
+        flags.max_model_len.map(|count| narrow("--max-model-len", count)).transpose()?;
+    let (runner, model) = match flags.runner {
+        RunnerKind::Mock => {
+            let model = args.model.as_deref().map(|m| crate::model::resolve_model(Some(m)));
+            (RunnerChoice::Mock(mock_config(flags)), model.transpose()?)
+        }
+        RunnerKind::Model => {
+            let model = crate::model::resolve_model(args.model.as_deref())?;
+            anyhow::bail!("{} cannot be run yet; try --runner mock", model.display())
+        }
+    };
+    let seed = match flags.seed {
+        Some(seed) => seed,
+        None => u64::from_le_bytes(uuid::Uuid::new_v4().as_bytes()[..8].try_into()?),
+    };
+    Ok(CoreConfig {
+        listen: args.listen.clone(),
+        handshake: args.handshake.clone(),
+        runner,
+        model,
+        served_model_names: args.shared.served_model_name.clone(),
+        scheduler: SchedulerConfig {
+            max_num_seqs: flags.max_num_seqs,
+            max_num_batched_tokens: narrow(
+                "--max-num-batched-tokens",
+                flags.max_num_batched_tokens,
+            )?,
+            long_prefill_token_threshold: match flags.long_prefill_token_threshold {
+                Some(count) => narrow("--long-prefill-token-threshold", count)?,
+                None => 0,
+            },
+            chunked_prefill: flags.enable_chunked_prefill.unwrap_or(true),
+            policy: match flags.scheduling_policy {
+                SchedulingPolicy::Fcfs => Policy::Fcfs,
+                SchedulingPolicy::Priority => Policy::Priority,
+            },
+            watermark: flags.watermark,
+            max_step: Some(Duration::from_millis(flags.max_step_ms))
+                .filter(|limit| !limit.is_zero()),
+            max_queued: args.shared.max_num_queued_reqs,
+            ..SchedulerConfig::default()
+        },
+        max_model_len,
+        prefix_caching: flags.enable_prefix_caching.unwrap_or(true),
+        depth: flags.depth(),
+        seed,
+        shutdown_timeout: args.shared.shutdown_timeout(),
+        ..CoreConfig::default()
+    })
+}
+
+fn mock_config(flags: &CoreFlags) -> MockConfig {
+    let default = MockConfig::default();
+    MockConfig {
+        script: Some(&flags.mock_script).filter(|s| !s.is_empty()).map(|s| Script(s[..].into())),
+        step_base: Duration::from_secs_f64(flags.mock_step_ms.max(0.0) / 1e3),
+        step_per_token: Duration::from_secs_f64(flags.mock_token_us.max(0.0) / 1e6),
+        num_blocks: flags.num_gpu_blocks_override.unwrap_or(default.num_blocks),
+        block_size: flags.block_size,
+        eos_at: flags.mock_eos_at,
+        fault: flags.mock_fail_at.map(Fault::FailAt),
+        ..default
+    }
+}
+
+fn narrow(flag: &str, count: Count) -> anyhow::Result<u32> {
+    u32::try_from(count.0).with_context(|| format!("{flag} {count} is more than {}", u32::MAX))
+}

@@ -1,0 +1,197 @@
+//! `pawl serve`: the supervisor. It starts one engine-core and its api-servers as children of this
+//! same binary, passes signals on in the right order, restarts what dies, and leaves nothing behind.
+//!
+//! It serves no request and sees no frame. Children get their settings in a file each (the flags
+//! as resolved here) and hold the reading end of a pipe: when the supervisor dies, whatever the
+//! cause, the pipe ends and they stop.
+
+mod child;
+mod restart;
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use pawl_shared::transport::SocketDir;
+
+use crate::cli::{CoreFlags, FrontendFlags, LogFlags, RunnerKind, SchedulingPolicy, SharedFlags};
+use child::{Child, ChildSpec};
+use restart::RestartPolicy;
+
+/// How long the core may take to end once every frontend is gone, and a frontend beyond its drain
+/// time, before it is killed.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// GGUF file or folder [default: SmolLM2-135M-Instruct, fetched once]
+    pub model: Option<String>,
+    /// Number of api-servers; they share --port
+    #[arg(long, value_name = "N", default_value_t = 1, env = "PAWL_API_SERVER_COUNT",
+          help_heading = "Server", value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub api_server_count: u16,
+    /// Folder for the sockets between the processes [default: one of its own, for this run]
+    #[arg(long, value_name = "DIR", env = "PAWL_SOCKET_DIR", help_heading = "Server")]
+    pub socket_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub core: CoreFlags,
+    #[command(flatten)]
+    pub frontend: FrontendFlags,
+    #[command(flatten)]
+    pub shared: SharedFlags,
+}
+
+/// Runs the supervisor to its end.
+///
+/// # Errors
+/// When a child cannot be started, or dies too often.
+pub fn run(mut args: ServeArgs, log: &LogFlags) -> anyhow::Result<ExitCode> {
+    args.core.fold_negations();
+    let model = match args.core.runner {
+        RunnerKind::Mock => None,
+        RunnerKind::Model => Some(crate::model::resolve_model(args.model.as_deref())?),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(supervise(&args, model, log))
+}
+
+async fn supervise(
+    args: &ServeArgs,
+    model: Option<PathBuf>,
+    log: &LogFlags,
+) -> anyhow::Result<ExitCode> {
+    let shutdown = pawl_shared::shutdown::on_signal()?;
+    if args.shared.supervised {
+        pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+    }
+    let dir = match &args.socket_dir {
+        Some(base) => SocketDir::create(base),
+        None => SocketDir::create_default(),
+    }?;
+    let reserved = reserve_port(&args.frontend.host, args.frontend.port, args.api_server_count)?;
+    let specs = child_specs(args, model, log, &dir, reserved.address.port())?;
+
+    let mut fleet = Vec::new();
+    for spec in specs {
+        fleet.push(Child::start(spec).await?);
+    }
+    let mut policy = RestartPolicy::default();
+    loop {
+        let (index, status) = tokio::select! {
+            () = shutdown.cancelled() => break,
+            died = child::first_exit(&mut fleet) => died,
+        };
+        let name = fleet[index].name().to_owned();
+        if shutdown.is_cancelled() {
+            break;
+        }
+        if let Err(too_often) = policy.record_death(std::time::Instant::now()) {
+            tracing::error!("{name} ended ({status}); {too_often}");
+            stop_all(fleet, args.shared.shutdown_timeout()).await;
+            return Ok(ExitCode::FAILURE);
+        }
+        tracing::warn!("{name} ended ({status}): starting it again");
+        fleet[index].restart().await?;
+    }
+    stop_all(fleet, args.shared.shutdown_timeout()).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Frontends first, so that they can finish what they admitted; then the core.
+async fn stop_all(mut fleet: Vec<Child>, drain: Duration) {
+    let frontends = fleet.split_off(1);
+    child::stop(frontends, drain + STOP_GRACE).await;
+    child::stop(fleet, STOP_GRACE).await;
+}
+
+/// The core's spec first, then each api-server's.
+fn child_specs(
+    args: &ServeArgs,
+    model: Option<PathBuf>,
+    log: &LogFlags,
+    dir: &SocketDir,
+    port: u16,
+) -> anyhow::Result<Vec<ChildSpec>> {
+    let core_address = dir.address("core")?;
+    let mut specs = Vec::new();
+
+    let core_file = dir.path().join("core.toml");
+    crate::cli::write_config(&core_file, &(&args.core, &args.shared).merged())?;
+    let mut core = ChildSpec::new("engine-core", "engine-core", &core_file, log);
+    core.args.extend(["--listen".into(), core_address.to_string().into()]);
+    core.args.extend(model.map(Into::into));
+    specs.push(core);
+
+    for index in 0..args.api_server_count {
+        let mut frontend = args.frontend.clone();
+        frontend.port = port;
+        frontend.admin_port = match args.frontend.admin_port {
+            Some(0) => Some(0),
+            Some(first) => Some(first.checked_add(index).context("--admin-port + i passes 65535")?),
+            None => Some(0).filter(|_| args.frontend.port == 0).or(port.checked_add(1000 + index)),
+        };
+        if index > 0 {
+            frontend.port_file =
+                frontend.port_file.map(|p| PathBuf::from(format!("{}.{index}", p.display())));
+        }
+        let file = dir.path().join(format!("api-{index}.toml"));
+        crate::cli::write_config(&file, &(&frontend, &args.shared).merged())?;
+        let name = format!("api-server {index}");
+        let mut api = ChildSpec::new(&name, "api-server", &file, log);
+        api.args.extend(["--core".into(), core_address.to_string().into()]);
+        if args.core.scheduling_policy == SchedulingPolicy::Priority {
+            api.args.extend(["--scheduling-policy".into(), "priority".into()]);
+        }
+        if args.api_server_count > 1 {
+            api.args.push("--reuse-port".into());
+        }
+        specs.push(api);
+    }
+    Ok(specs)
+}
+
+/// Two sets of flags as one table of a file.
+trait Merged {
+    fn merged(&self) -> toml::Table;
+}
+
+impl<A: serde::Serialize, B: serde::Serialize> Merged for (&A, &B) {
+    fn merged(&self) -> toml::Table {
+        let table = |flags: &dyn Fn() -> Result<toml::Table, toml::ser::Error>| {
+            flags().expect("flags are names with values")
+        };
+        let mut all = table(&|| toml::Table::try_from(self.0));
+        all.extend(table(&|| toml::Table::try_from(self.1)));
+        all
+    }
+}
+
+/// A port that is ours. With several api-servers the supervisor stays bound (not listening, so it
+/// gets no connection): a port asked for as 0 has to be the same one for all.
+struct ReservedPort {
+    address: SocketAddr,
+    _socket: Option<std::net::TcpListener>,
+}
+
+fn reserve_port(host: &str, port: u16, api_servers: u16) -> anyhow::Result<ReservedPort> {
+    let address = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("--host {host}"))?
+        .next()
+        .with_context(|| format!("--host {host} names no address"))?;
+    // Without SO_REUSEPORT this fails if anybody serves there, another Pawl included, whose
+    // clients would otherwise be shared out between the two.
+    let probe = std::net::TcpListener::bind(address)
+        .with_context(|| format!("port {port} of {host} cannot be had; choose another --port"))?;
+    let bound = probe.local_addr()?;
+    if api_servers == 1 {
+        // The one api-server binds it for itself; with port 0 it takes any.
+        return Ok(ReservedPort { address, _socket: None });
+    }
+    drop(probe);
+    let socket = pawl_api_server::bind_shared(bound)?;
+    Ok(ReservedPort { address: bound, _socket: Some(socket) })
+}

@@ -1,0 +1,221 @@
+//! Starts `pawl` processes for a test and takes them away again.
+//!
+//! Each test has a [`Run`]: a folder of its own with a log for each process. The folder is kept,
+//! and named, when the test fails. Ports are chosen by the system and read from a port file.
+
+mod http;
+mod metrics;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+pub use http::{Answer, Client, SseStream};
+pub use metrics::Scrape;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+/// How long anything that ought to happen may take on a loaded machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` gives a value; fails naming `what` after [`PATIENCE`].
+pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One test's folder and processes.
+pub struct Run {
+    folder: Option<tempfile::TempDir>,
+    path: PathBuf,
+}
+
+impl Run {
+    /// A fresh folder. Its name is short: unix socket paths have little room.
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("pawl").tempdir().unwrap();
+        let path = folder.path().to_owned();
+        Self { folder: Some(folder), path }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Where this run's core listens.
+    pub fn core_address(&self) -> String {
+        format!("ipc://{}", self.path("core").display())
+    }
+
+    /// Starts `pawl ARGS`, logging to `NAME.log`.
+    pub fn pawl(&self, name: &str, args: &[&str]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pawl"));
+        command.args(args);
+        self.start(name, command)
+    }
+
+    /// Starts any program, logging to `NAME.log`.
+    pub fn start(&self, name: &str, mut command: Command) -> Process {
+        let log = self.path(&format!("{name}.log"));
+        let out = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        for (variable, _) in std::env::vars().filter(|(v, _)| v.starts_with("PAWL_")) {
+            command.env_remove(variable);
+        }
+        command
+            .env("RUST_BACKTRACE", "1")
+            .env("PAWL_CACHE_DIR", self.path("cache"))
+            .stdin(Stdio::null())
+            .stdout(out.try_clone().unwrap())
+            .stderr(out);
+        let child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
+        Process { name: name.into(), child, log, ended: None }
+    }
+
+    /// A core with the mock runner and `extra` flags.
+    pub fn mock_core(&self, extra: &[&str]) -> Process {
+        let address = self.core_address();
+        let mut args = vec!["engine-core", "--runner", "mock", "--listen", &address];
+        args.extend(extra);
+        self.pawl("core", &args)
+    }
+
+    /// An api-server of this run's core, ready to serve.
+    pub fn frontend(&self, name: &str, extra: &[&str]) -> Frontend {
+        let (address, ports) = (self.core_address(), self.path(&format!("{name}.ports")));
+        let ports_text = ports.display().to_string();
+        let mut args = vec!["api-server", "--core", &address, "--port", "0", "--admin-port", "0"];
+        args.extend(["--port-file", &ports_text]);
+        args.extend(extra);
+        let process = self.pawl(name, &args);
+        Frontend::once_ready(process, &ports)
+    }
+
+    /// `pawl serve ARGS` with one api-server, ready to serve.
+    pub fn serve(&self, extra: &[&str]) -> Frontend {
+        let ports = self.path("serve.ports");
+        let ports_text = ports.display().to_string();
+        let mut args = vec!["serve", "--port", "0", "--admin-port", "0"];
+        args.extend(["--port-file", &ports_text]);
+        args.extend(extra);
+        let process = self.pawl("serve", &args);
+        Frontend::once_ready(process, &ports)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let kept = self.folder.take().map(tempfile::TempDir::keep);
+            eprintln!("logs of the failed test: {}", kept.unwrap_or_default().display());
+            for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+                if entry.path().extension().is_some_and(|e| e == "log") {
+                    let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+                    let tail: Vec<&str> = text.lines().rev().take(25).collect();
+                    eprintln!("-- {}", entry.path().display());
+                    tail.iter().rev().for_each(|line| eprintln!("   {line}"));
+                }
+            }
+        }
+    }
+}
+
+/// A started process; killed when dropped.
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        nix::sys::signal::kill(Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().unwrap();
+        }
+        self.ended
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let what = format!("the end of {}", self.name);
+        wait_for(&what, || self.ended())
+    }
+
+    /// SIGTERM, then its end.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            // A supervisor's children end with it.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// An api-server that serves: its process (or its supervisor's) and its two addresses.
+pub struct Frontend {
+    pub process: Process,
+    pub http: Client,
+    pub admin: Client,
+}
+
+impl Frontend {
+    /// Waits for the port file, then for `/ready`.
+    fn once_ready(mut process: Process, ports: &Path) -> Self {
+        let bound = wait_for("the port file", || {
+            if let Some(status) = process.ended() {
+                panic!("{} ended ({status}) before it listened:\n{}", process.name, process.log());
+            }
+            let text = std::fs::read_to_string(ports).ok()?;
+            serde_json::from_str::<serde_json::Value>(&text).ok()
+        });
+        let port = |name: &str| u16::try_from(bound[name].as_u64().unwrap()).unwrap();
+        let http = Client::new(port("port"));
+        let admin = Client::new(port("admin_port"));
+        wait_for("/ready", || {
+            if let Some(status) = process.ended() {
+                panic!("{} ended ({status}) before it was ready:\n{}", process.name, process.log());
+            }
+            http.try_get("/ready").filter(|a| a.status == 200).map(|_| ())
+        });
+        Self { process, http, admin }
+    }
+
+    /// `/metrics` of the admin listener.
+    pub fn scrape(&self) -> Scrape {
+        let answer = self.admin.get("/metrics");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        Scrape::parse(&answer.text())
+    }
+
+    /// Scrapes until `condition` holds; the scrape that did.
+    pub fn scrape_until(&self, what: &str, condition: impl Fn(&Scrape) -> bool) -> Scrape {
+        wait_for(what, || Some(self.scrape()).filter(|s| condition(s)))
+    }
+}

@@ -1,0 +1,178 @@
+//! Real weights: the default model's greedy text, against references made with other software and
+//! against itself however its steps are cut.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Client, Frontend, Process, Run};
+
+/// A difference from the reference counts only where the reference's best logit leads by this.
+const GAP_THAT_COUNTS: f64 = 0.5;
+
+/// The default model's file; `None` means skip, loudly, and only where skipping is allowed.
+fn model() -> Option<PathBuf> {
+    let model = std::env::var_os("PAWL_TEST_MODEL").map(PathBuf::from).filter(|p| p.is_file());
+    if model.is_none() {
+        assert!(
+            std::env::var_os("PAWL_TEST_NO_SKIP").is_none(),
+            "no default model, and skipping is not allowed: run tests/run"
+        );
+        eprintln!("SKIPPED: no default model (tests/run fetches it)");
+    }
+    model
+}
+
+/// A core on real weights with `extra` flags, and a frontend of it.
+fn system(run: &Run, model: &std::path::Path, extra: &[&str]) -> (Process, Frontend) {
+    let (address, path) = (run.core_address(), model.display().to_string());
+    let mut args = vec!["engine-core", &path, "--listen", &address];
+    if !extra.contains(&"--max-model-len") {
+        args.extend(["--max-model-len", "4096"]);
+    }
+    args.extend(extra);
+    let core = run.pawl("core", &args);
+    (core, run.frontend("api", &[]))
+}
+
+#[derive(Clone)]
+struct Golden {
+    name: String,
+    prompt: Vec<u32>,
+    /// Token, and the gap between the two best logits where it was chosen.
+    steps: Vec<(u32, f64)>,
+}
+
+fn goldens() -> Vec<Golden> {
+    let text = include_str!("../goldens/greedy.json");
+    let list: Vec<Value> = serde_json::from_str(text).unwrap();
+    let id = |v: &Value| u32::try_from(v.as_u64().unwrap()).unwrap();
+    list.iter()
+        .map(|golden| Golden {
+            name: golden["name"].as_str().unwrap().into(),
+            prompt: golden["prompt_ids"].as_array().unwrap().iter().map(id).collect(),
+            steps: golden["steps"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|step| (id(&step[0]), step[1].as_f64().unwrap()))
+                .collect(),
+        })
+        .collect()
+}
+
+/// Greedy continuation of `prompt` by `count` tokens.
+fn greedy(http: Client, prompt: &[u32], count: usize) -> Vec<u32> {
+    let body = json!({"prompt": prompt, "max_tokens": count, "temperature": 0,
+                      "ignore_eos": true, "return_token_ids": true});
+    let answer = http.post("/v1/completions", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = answer.json();
+    let ids = answer["choices"][0]["token_ids"].as_array().unwrap().iter();
+    let ids: Vec<u32> = ids.map(|v| u32::try_from(v.as_u64().unwrap()).unwrap()).collect();
+    assert_eq!(ids.len(), count, "{answer}");
+    ids
+}
+
+/// The reference's own tokens are fed wherever the two differ at a gap too small to count, so that
+/// every step is compared.
+#[test]
+fn weights_greedy_text_equals_the_reference() {
+    let Some(model) = model() else { return };
+    let run = Run::new();
+    let (_core, frontend) = system(&run, &model, &[]);
+    let (mut compared, mut near_ties) = (0, 0);
+    let mut wrong = Vec::new();
+    for golden in goldens() {
+        let mut at = 0;
+        while at < golden.steps.len() {
+            let mut prompt = golden.prompt.clone();
+            prompt.extend(golden.steps[..at].iter().map(|(token, _)| token));
+            let tokens = greedy(frontend.http, &prompt, golden.steps.len() - at);
+            let same =
+                tokens.iter().zip(&golden.steps[at..]).take_while(|(t, (r, _))| *t == r).count();
+            let counting = |steps: &[(u32, f64)]| {
+                steps.iter().filter(|(_, gap)| *gap > GAP_THAT_COUNTS).count()
+            };
+            let upto = (at + same + 1).min(golden.steps.len());
+            compared += counting(&golden.steps[at..upto]);
+            if at + same < golden.steps.len() {
+                let (reference, gap) = golden.steps[at + same];
+                near_ties += 1;
+                if gap > GAP_THAT_COUNTS {
+                    let step = at + same;
+                    let ours = tokens[same];
+                    wrong.push(format!(
+                        "{}: step {step}: {ours}, not {reference} (gap {gap})",
+                        golden.name
+                    ));
+                }
+            }
+            at = upto;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(compared >= 300, "only {compared} steps with a gap that counts");
+    eprintln!("{compared} steps compared, {near_ties} near ties chosen otherwise");
+}
+
+/// The same texts under `flags`, all at once.
+fn all_at_once(model: &std::path::Path, flags: &[&str], goldens: &[Golden]) -> Vec<Vec<u32>> {
+    let run = Run::new();
+    let (_core, frontend) = system(&run, model, flags);
+    let http = frontend.http;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = goldens
+            .iter()
+            .map(|golden| scope.spawn(|| greedy(http, &golden.prompt, golden.steps.len())))
+            .collect();
+        let texts = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        if flags.contains(&"--num-gpu-blocks-override") {
+            let preempted = frontend.scrape().get("vllm:num_preemptions_total");
+            assert!(preempted > 0.0, "the pool was meant to be too small");
+        }
+        texts
+    })
+}
+
+/// Alone, in a batch of 16, in chunks, with a cached prefix, preempted: the same bits.
+#[test]
+fn weights_greedy_text_is_the_same_however_steps_are_cut() {
+    let Some(model) = model() else { return };
+    let goldens: Vec<Golden> = goldens().into_iter().take(16).collect();
+    let alone: Vec<Vec<u32>> = {
+        let run = Run::new();
+        let (_core, frontend) = system(&run, &model, &["--no-enable-prefix-caching"]);
+        let one = |golden: &Golden| greedy(frontend.http, &golden.prompt, golden.steps.len());
+        goldens.iter().map(one).collect()
+    };
+    let cached = {
+        let run = Run::new();
+        let (_core, frontend) = system(&run, &model, &[]);
+        let one = |golden: &Golden| greedy(frontend.http, &golden.prompt, golden.steps.len());
+        let _cold: Vec<_> = goldens.iter().map(one).collect();
+        let warm: Vec<_> = goldens.iter().map(one).collect();
+        assert!(frontend.scrape().get("vllm:prefix_cache_hits_total") > 0.0, "nothing was cached");
+        warm
+    };
+    assert_eq!(cached, alone, "cached");
+    let ways: [(&str, &[&str]); 4] = [
+        ("in a batch of 16, two steps in flight", &["--async-scheduling"]),
+        ("in a batch of 16, one step in flight", &["--no-async-scheduling"]),
+        (
+            "in chunks",
+            &[
+                "--max-num-batched-tokens",
+                "24",
+                "--max-num-seqs",
+                "16",
+                "--no-enable-prefix-caching",
+            ],
+        ),
+        // Room for a few of the sixteen (16 tokens a block, about 6 blocks each).
+        ("preempted", &["--num-gpu-blocks-override", "40", "--max-model-len", "512"]),
+    ];
+    for (way, flags) in ways {
+        assert_eq!(all_at_once(&model, flags, &goldens), alone, "{way}");
+    }
+}
