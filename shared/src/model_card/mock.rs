@@ -15,9 +15,9 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}\
     {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 impl ModelCard {
-    /// A card for the mock runner: 512 tokens, of which 0 to 255 are the bytes, so that any text can
-    /// be encoded; 256 to 258 are `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`, and the others say
-    /// their own number. ChatML template.
+    /// A card for the mock runner: 512 tokens, of which 0 to 255 are the bytes, so that any text
+    /// can be encoded; 256 to 258 are `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`, and the others
+    /// say their own number. ChatML template.
     pub fn mock() -> Self {
         let mut vocab = Map::new();
         for (byte, letter) in byte_alphabet().into_iter().enumerate() {

@@ -14,6 +14,7 @@ mod default_model;
 mod error;
 mod ggml_type;
 mod gguf;
+mod map;
 mod mock;
 mod stop;
 pub mod testing;

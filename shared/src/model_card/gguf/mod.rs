@@ -13,12 +13,10 @@ mod parse;
 mod tests;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use memmap2::Mmap;
-
+use super::map::MappedFile;
 use super::{GgmlType, ModelError};
 pub use metadata::{MetadataArray, MetadataValue};
 
@@ -34,7 +32,7 @@ pub struct GgufFile {
 }
 
 enum Backing {
-    Mapped { map: Mmap, file: File, path: PathBuf },
+    Mapped(MappedFile),
     Owned(Vec<u8>),
 }
 
@@ -77,16 +75,7 @@ impl GgufTensor {
 impl GgufFile {
     /// Maps the file and checks all that it says. Errors name the file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let read = |source| ModelError::Read { path: path.to_owned(), source };
-        // Asked before opening: to open a FIFO would wait for its other end.
-        if !std::fs::metadata(path).map_err(read)?.is_file() {
-            return Err(ModelError::NotAFile { path: path.to_owned() });
-        }
-        let file = File::open(path).map_err(read)?;
-        // SAFETY: the map is private to this value and read only. What no code can rule out is that
-        // another process cuts the file short meanwhile; `data` asks for the length first.
-        let map = unsafe { Mmap::map(&file) }.map_err(read)?;
-        let parsed = Self::parse(Backing::Mapped { map, file, path: path.to_owned() });
+        let parsed = Self::parse(Backing::Mapped(MappedFile::open(path)?));
         parsed.map_err(|source| ModelError::In { path: path.to_owned(), source: Box::new(source) })
     }
 
@@ -112,7 +101,7 @@ impl GgufFile {
     /// Where it was opened, if it is a file.
     pub fn path(&self) -> Option<&Path> {
         match &self.bytes {
-            Backing::Mapped { path, .. } => Some(path),
+            Backing::Mapped(file) => Some(file.path()),
             Backing::Owned(_) => None,
         }
     }
@@ -147,11 +136,13 @@ impl GgufFile {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// A tensor's bytes, `rows × columns` in its type's blocks. Fails where the file has changed its
-    /// length since it was opened; a file that is cut while the slice is in use still ends the
+    /// A tensor's bytes, `rows × columns` in its type's blocks. Fails where the file has changed
+    /// its length since it was opened; a file that is cut while the slice is in use still ends the
     /// process with SIGBUS, which only a copy could prevent.
     pub fn data(&self, tensor: &GgufTensor) -> Result<&[u8], ModelError> {
-        self.check_unchanged()?;
+        if let Backing::Mapped(file) = &self.bytes {
+            file.check_unchanged()?;
+        }
         let bytes = self.bytes.as_slice();
         bytes.get(tensor.range.clone()).ok_or_else(|| ModelError::CutOff {
             field: format!("tensor {:?}", tensor.name),
@@ -159,28 +150,12 @@ impl GgufFile {
             left: (bytes.len() as u64).saturating_sub(tensor.range.start as u64),
         })
     }
-
-    fn check_unchanged(&self) -> Result<(), ModelError> {
-        let Backing::Mapped { map, file, path } = &self.bytes else { return Ok(()) };
-        let now = file
-            .metadata()
-            .map_err(|source| ModelError::Read { path: path.clone(), source })?
-            .len();
-        if now == map.len() as u64 {
-            return Ok(());
-        }
-        Err(ModelError::Changed {
-            path: path.clone(),
-            opened_bytes: map.len() as u64,
-            now_bytes: now,
-        })
-    }
 }
 
 impl Backing {
     fn as_slice(&self) -> &[u8] {
         match self {
-            Backing::Mapped { map, .. } => map,
+            Backing::Mapped(file) => file.bytes(),
             Backing::Owned(bytes) => bytes,
         }
     }
