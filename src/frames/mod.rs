@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use pawl_shared::tap::{Direction, TapRecord};
+use pawl_shared::transport::{Address, Tap, TapEvent};
 
 #[derive(Debug, Args)]
 pub struct FramesArgs {
@@ -23,8 +24,24 @@ pub struct FramesArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    /// Show messages as they pass, until interrupted
+    Tap(TapArgs),
     /// Show the messages of a recording
     Decode(DecodeArgs),
+}
+
+#[derive(Debug, Args)]
+struct TapArgs {
+    /// The core's --listen address
+    core: Address,
+    /// Also keep the messages in this file, for `decode`
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Stop after so many messages
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    #[command(flatten)]
+    show: ShowArgs,
 }
 
 #[derive(Debug, Args)]
@@ -57,8 +74,56 @@ struct ShowArgs {
 /// When the core cannot be reached, or a file not be read or written.
 pub fn run(args: FramesArgs) -> anyhow::Result<ExitCode> {
     match args.action {
+        Action::Tap(args) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(tap(&args))
+        }
         Action::Decode(args) => decode(&args),
     }
+}
+
+async fn tap(args: &TapArgs) -> anyhow::Result<ExitCode> {
+    let shutdown = pawl_shared::shutdown::on_signal()?;
+    let mut recording = match &args.record {
+        Some(path) => Some(
+            recording::Writer::create(path)
+                .with_context(|| format!("--record {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let mut tap = Tap::start(args.core.clone()).await?;
+    let (mut seen, mut missed) = (0, 0);
+    while args.count.is_none_or(|count| seen < count) {
+        let event = tokio::select! {
+            () = shutdown.cancelled() => break,
+            event = tap.next() => event,
+        };
+        let record = match event {
+            TapEvent::Record(record) => record?,
+            TapEvent::Up => {
+                tracing::info!("tapping {}", args.core);
+                missed = 0;
+                continue;
+            }
+            TapEvent::Down { reason } => {
+                tracing::warn!("no core at {}: {reason}", args.core);
+                continue;
+            }
+        };
+        if record.missed > missed {
+            tracing::warn!("this tap is too slow: {} messages missed", record.missed - missed);
+            missed = record.missed;
+        }
+        if let Some(recording) = &mut recording {
+            recording.write(&record)?;
+        }
+        if !show(&args.show, &record)? {
+            break;
+        }
+        seen += 1;
+    }
+    tap.close().await;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn decode(args: &DecodeArgs) -> anyhow::Result<ExitCode> {

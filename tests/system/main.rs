@@ -1,6 +1,7 @@
 //! The running system from outside: the shipped processes, through their real sockets.
 
 mod counting;
+mod frames;
 mod harness;
 mod identity;
 mod python;

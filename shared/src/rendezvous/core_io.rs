@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::message::ControlMessage;
+use super::message::{ControlMessage, Role};
 
 /// The client index: given in order, never twice in a core's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,6 +102,8 @@ pub enum CoreAction {
         output: String,
         /// Whether it acknowledges what it takes.
         acknowledges: bool,
+        /// What it wants.
+        role: Role,
     },
     /// Close the link, whatever state it is in.
     CloseLink {
@@ -114,6 +116,8 @@ pub enum CoreAction {
         client: ClientId,
         /// For people.
         peer: String,
+        /// As what.
+        role: Role,
     },
     /// The client is gone.
     Left {
@@ -121,6 +125,8 @@ pub enum CoreAction {
         client: ClientId,
         /// Why.
         reason: LeaveReason,
+        /// What it was.
+        role: Role,
     },
     /// The client took this many bytes since its link began.
     Acknowledged {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::{ControlMessage, JOIN_VERSION, Join};
+use super::message::{ControlMessage, JOIN_VERSION, Join, Role};
 use super::{ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, PeerId};
 use crate::clock::Stamp;
 
@@ -28,6 +28,7 @@ struct Member {
     via: Via,
     input: String,
     output: String,
+    role: Role,
     phase: Phase,
 }
 
@@ -43,7 +44,11 @@ impl Member {
     fn peer(&self) -> String {
         match &self.via {
             Via::Native { pid, instance, epoch, .. } => {
-                format!("frontend {instance} (pid {pid}, epoch {epoch:x})")
+                let who = match self.role {
+                    Role::Frontend => "frontend",
+                    Role::Tap => "tap",
+                };
+                format!("{who} {instance} (pid {pid}, epoch {epoch:x})")
             }
             Via::Handshake { .. } => format!("vLLM frontend at {}", self.input),
         }
@@ -225,9 +230,9 @@ impl CoreRendezvous {
             actions.push(refused(from, format!("the core serves {CLIENTS_MAX} frontends already")));
             return;
         }
-        let Join { input, output, pid, instance, epoch } = join;
+        let Join { input, output, pid, instance, epoch, role } = join;
         let via = Via::Native { control: from, pid, instance, epoch, heard: now };
-        self.admit(Member { via, input, output, phase: Phase::Held }, actions);
+        self.admit(Member { via, input, output, role, phase: Phase::Held }, actions);
     }
 
     /// The same JOIN once more: answered again if it had been, and never a second link.
@@ -274,7 +279,8 @@ impl CoreRendezvous {
         }
         for (input, output) in inputs.into_iter().zip(outputs) {
             let via = Via::Handshake { dialer };
-            self.admit(Member { via, input, output, phase: Phase::Held }, actions);
+            let role = Role::Frontend;
+            self.admit(Member { via, input, output, role, phase: Phase::Held }, actions);
         }
     }
 
@@ -296,6 +302,7 @@ impl CoreRendezvous {
                 input: member.input.clone(),
                 output: member.output.clone(),
                 acknowledges: member.is_native(),
+                role: member.role,
             });
         }
     }
@@ -315,7 +322,7 @@ impl CoreRendezvous {
             return;
         }
         member.phase = Phase::Joined;
-        let peer = member.peer();
+        let (peer, role) = (member.peer(), member.role);
         let mut of_dialer = None;
         match &member.via {
             Via::Native { control, epoch, .. } => {
@@ -326,7 +333,7 @@ impl CoreRendezvous {
             }
             Via::Handshake { dialer } => of_dialer = Some(*dialer),
         }
-        actions.push(CoreAction::Joined { client, peer });
+        actions.push(CoreAction::Joined { client, peer, role });
         if let Some(dialer) = of_dialer {
             let mut group = self.members.values().filter(|member| member.is_of(dialer));
             if group.all(|member| member.phase == Phase::Joined) {
@@ -400,7 +407,7 @@ impl CoreRendezvous {
             }
         }
         if member.phase == Phase::Joined {
-            actions.push(CoreAction::Left { client, reason });
+            actions.push(CoreAction::Left { client, reason, role: member.role });
         } else {
             tracing::debug!(client = client.0, %reason, "a join came to nothing");
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::message::{ControlMessage, JOIN_VERSION, Join};
+use super::message::{ControlMessage, JOIN_VERSION, Join, Role};
 use super::{FrontendAction, FrontendInput, HeartbeatConfig, OwnClock, PairSocket};
 use crate::clock::Stamp;
 
@@ -50,6 +50,7 @@ pub struct FrontendRendezvous {
     /// `false`: a core dials our handshake socket. It neither answers pings nor takes
     /// acknowledgements, so only closed sockets tell that it is gone.
     joins: bool,
+    role: Role,
     instance: String,
     pid: u32,
     heartbeat: HeartbeatConfig,
@@ -77,6 +78,7 @@ impl FrontendRendezvous {
     ) -> Self {
         Self {
             joins: true,
+            role: Role::Frontend,
             instance,
             pid,
             heartbeat,
@@ -96,6 +98,12 @@ impl FrontendRendezvous {
     #[must_use]
     pub fn awaiting(epoch_base: u64, heartbeat: HeartbeatConfig, now: Stamp) -> Self {
         Self { joins: false, ..Self::new(String::new(), 0, epoch_base, heartbeat, now) }
+    }
+
+    /// The same for one that wants something else than to be served.
+    #[must_use]
+    pub fn with_role(self, role: Role) -> Self {
+        Self { role, ..self }
     }
 
     /// Begins the next epoch: its number, and how long to wait before opening sockets. `None` once
@@ -152,7 +160,7 @@ impl FrontendRendezvous {
                     return actions;
                 }
                 let (pid, instance, epoch) = (self.pid, self.instance.clone(), self.epoch);
-                let join = Join { input, output, pid, instance, epoch };
+                let join = Join { input, output, pid, instance, epoch, role: self.role };
                 actions.push(FrontendAction::Send(ControlMessage::Join(join)));
             }
             FrontendInput::OpenFailed { reason } => self.refuse(reason, &mut actions),

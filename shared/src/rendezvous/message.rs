@@ -10,7 +10,17 @@ use crate::protocol::{Value, decode_value, encode_value};
 /// The version of native joining that this build speaks.
 pub const JOIN_VERSION: u64 = 1;
 
-/// A frontend's wish to be served.
+/// What one that joins wants of the core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// To have requests served.
+    #[default]
+    Frontend,
+    /// To be sent copies of what passes between the core and its frontends.
+    Tap,
+}
+
+/// A frontend's wish to be served, or a tap's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     /// Where its input ROUTER is bound.
@@ -23,6 +33,8 @@ pub struct Join {
     pub instance: String,
     /// Of this pair of sockets; grows with each join of the same instance.
     pub epoch: u64,
+    /// What it wants.
+    pub role: Role,
 }
 
 /// One message of the control socket.
@@ -130,6 +142,7 @@ impl ControlMessage {
                     ("pid", join.pid.into()),
                     ("instance", join.instance.as_str().into()),
                     ("epoch", join.epoch.into()),
+                    ("tap", (join.role == Role::Tap).into()),
                 ],
             ),
             Self::JoinOfVersion(version) => ("JOIN", vec![("version", (*version).into())]),
@@ -182,6 +195,7 @@ impl ControlMessage {
                     pid: fields.small("pid")?,
                     instance: fields.text("instance")?,
                     epoch: fields.uint("epoch")?,
+                    role: if fields.flag("tap") { Role::Tap } else { Role::Frontend },
                 }),
                 other => Self::JoinOfVersion(other),
             },

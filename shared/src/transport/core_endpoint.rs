@@ -15,16 +15,21 @@ use super::thread::Thread;
 use super::{Address, SendRefused, TransportError, listen};
 use crate::clock::{Clock, SystemClock};
 use crate::protocol::HandshakeInit;
+use crate::rendezvous::message::Role;
 use crate::rendezvous::{
     ClientId, CoreAction, CoreInput, CoreRendezvous, HeartbeatConfig, LeaveReason,
     OUTBOX_BYTES_MAX, Outbox, WINDOW_BYTES,
 };
+use crate::tap::{Direction, TapRecord};
 
 /// Messages from all links that wait for [`CoreEndpoint::next`]. When full, links stop reading, and
 /// the frontends' sends wait.
 const LINK_EVENTS_MAX: usize = 1024;
 /// A handshake has at most two things to tell before it is answered; when full, it waits.
 const DIAL_EVENTS_MAX: usize = 64;
+
+/// Bytes that may wait for a tap behind its window; beyond it the tap misses messages.
+const TAP_OUTBOX_BYTES_MAX: u64 = 8 << 20;
 
 /// The notice vLLM's frontends know: nothing comes after it.
 const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
@@ -87,6 +92,15 @@ struct Link {
     thread: Thread,
     outbox: SharedOutbox,
     joined: bool,
+    role: LinkRole,
+}
+
+enum LinkRole {
+    Frontend,
+    /// Is sent a copy of each message. One that does not keep up misses some, and is told how many.
+    Tap {
+        missed: u64,
+    },
 }
 
 /// All clients of a core.
@@ -208,7 +222,9 @@ impl CoreEndpoint {
     /// when that is full the client is cut off.
     pub fn send(&mut self, client: ClientId, frames: Vec<Bytes>) -> Result<(), SendRefused> {
         let link = self.links.get(&client).filter(|link| link.joined).ok_or(SendRefused::Down)?;
-        let sent = link.outbox.push(frames);
+        let outbox = link.outbox.clone();
+        self.copy_to_taps(client, Direction::ToClient, &frames);
+        let sent = outbox.push(frames);
         if sent == Err(SendRefused::Full) {
             tracing::warn!(client = client.0, "a client does not read its outputs and is cut off");
             self.input(CoreInput::LinkDown { client, reason: LeaveReason::CutOff });
@@ -218,7 +234,8 @@ impl CoreEndpoint {
 
     /// Tells every client that the core is dead. Nothing must be sent after it.
     pub fn broadcast_dead(&mut self) {
-        let clients: Vec<ClientId> = self.links.keys().copied().collect();
+        let frontends = self.links.iter().filter(|(_, l)| matches!(l.role, LinkRole::Frontend));
+        let clients: Vec<ClientId> = frontends.map(|(client, _)| *client).collect();
         for client in clients {
             // One that takes no more is cut off, which tells it as well.
             let _ = self.send(client, vec![Bytes::from_static(ENGINE_CORE_DEAD)]);
@@ -247,9 +264,24 @@ impl CoreEndpoint {
             }
             // What a link had read before it was closed is of no use to anybody.
             LinkEvent::Message { client, frames } => {
-                if self.links.get(&client).is_some_and(|link| link.joined) {
+                let link = self.links.get(&client).filter(|link| link.joined);
+                // A tap has nothing to say.
+                if link.is_some_and(|link| matches!(link.role, LinkRole::Frontend)) {
+                    self.copy_to_taps(client, Direction::ToCore, &frames);
                     self.pending.push_back(CoreEvent::Message { client, frames });
                 }
+            }
+        }
+    }
+
+    fn copy_to_taps(&mut self, client: ClientId, direction: Direction, frames: &[Bytes]) {
+        let at = self.clock.now().seconds();
+        for link in self.links.values_mut().filter(|link| link.joined) {
+            let LinkRole::Tap { missed } = &mut link.role else { continue };
+            let (client, frames) = (client.0, frames.to_vec());
+            let record = TapRecord { at, client, direction, frames, missed: *missed };
+            if link.outbox.push(vec![record.encode()]).is_err() {
+                *missed += 1;
             }
         }
     }
@@ -268,14 +300,18 @@ impl CoreEndpoint {
     fn act(&mut self, action: CoreAction) -> Option<CoreInput> {
         match action {
             CoreAction::Reply { to, message } => self.control.reply(to, message.encode()),
-            CoreAction::OpenLink { client, input, output, acknowledges } => {
+            CoreAction::OpenLink { client, input, output, acknowledges, role } => {
                 let window = acknowledges.then_some(WINDOW_BYTES);
-                let outbox = SharedOutbox::new(Outbox::new(OUTBOX_BYTES_MAX, window));
+                let (bytes_max, role) = match role {
+                    Role::Frontend => (OUTBOX_BYTES_MAX, LinkRole::Frontend),
+                    Role::Tap => (TAP_OUTBOX_BYTES_MAX, LinkRole::Tap { missed: 0 }),
+                };
+                let outbox = SharedOutbox::new(Outbox::new(bytes_max, window));
                 let (engine_index, ready) = (self.engine_index, self.ready.clone());
                 let plan = LinkPlan { client, engine_index, input, output, ready };
                 match link::start(plan, outbox.clone(), self.link_sender.clone()) {
                     Ok(thread) => {
-                        self.links.insert(client, Link { thread, outbox, joined: false });
+                        self.links.insert(client, Link { thread, outbox, joined: false, role });
                     }
                     Err(error) => {
                         let reason = LeaveReason::Unreachable(error.to_string());
@@ -286,16 +322,20 @@ impl CoreEndpoint {
             CoreAction::CloseLink { client } => {
                 self.links.remove(&client);
             }
-            CoreAction::Joined { client, peer } => {
+            CoreAction::Joined { client, peer, role } => {
                 if let Some(link) = self.links.get_mut(&client) {
                     link.joined = true;
                 }
                 tracing::info!(client = client.0, %peer, "client joined");
-                self.pending.push_back(CoreEvent::Joined { client, peer });
+                if role == Role::Frontend {
+                    self.pending.push_back(CoreEvent::Joined { client, peer });
+                }
             }
-            CoreAction::Left { client, reason } => {
+            CoreAction::Left { client, reason, role } => {
                 tracing::info!(client = client.0, %reason, "client left");
-                self.pending.push_back(CoreEvent::Left { client, reason });
+                if role == Role::Frontend {
+                    self.pending.push_back(CoreEvent::Left { client, reason });
+                }
             }
             CoreAction::Acknowledged { client, bytes } => {
                 if let Some(link) = self.links.get(&client) {

@@ -12,6 +12,7 @@ use super::outbox::SharedOutbox;
 use super::thread::{self, Thread, Wishes};
 use super::{Address, SendRefused, SocketDir, TransportError};
 use crate::clock::{Clock, SystemClock};
+use crate::rendezvous::message::Role;
 use crate::rendezvous::{
     AckPolicy, FrontendAction, FrontendInput, FrontendRendezvous, HeartbeatConfig, WINDOW_BYTES,
 };
@@ -33,6 +34,8 @@ pub enum CoreAt {
 pub struct FrontendEndpointConfig {
     /// How they meet.
     pub core: CoreAt,
+    /// What is wanted of a core that is joined.
+    pub role: Role,
     /// Where unix sockets go; one of its own when none is given.
     pub socket_dir: Option<Arc<SocketDir>>,
     /// The host the core finds us at, if not the one that faces it.
@@ -49,6 +52,7 @@ impl FrontendEndpointConfig {
     pub fn new(core: CoreAt) -> Self {
         Self {
             core,
+            role: Role::Frontend,
             socket_dir: None,
             advertise: None,
             heartbeat: HeartbeatConfig::default(),
@@ -230,6 +234,7 @@ impl FrontendEndpoint {
             CoreAt::Join(_) => {
                 let (instance, pid) = (id.simple().to_string(), std::process::id());
                 FrontendRendezvous::new(instance, pid, epoch_base, config.heartbeat, now)
+                    .with_role(config.role)
             }
             CoreAt::AwaitCore(_) => FrontendRendezvous::awaiting(epoch_base, config.heartbeat, now),
         };

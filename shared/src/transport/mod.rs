@@ -32,6 +32,7 @@ mod listen;
 mod outbox;
 mod pair;
 mod socket_dir;
+mod tap;
 mod thread;
 
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use frontend_endpoint::{
     CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender,
 };
 pub use socket_dir::SocketDir;
+pub use tap::{Tap, TapEvent};
 
 pub use crate::rendezvous::{ClientId, HeartbeatConfig, LeaveReason};
 
