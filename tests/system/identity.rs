@@ -41,7 +41,7 @@ fn abort_and_reuse_of_an_id_never_shows_an_earlier_life() {
 
 fn body(kind: usize, max_tokens: usize) -> Value {
     json!({"prompt": [20 + kind, 30, 40], "max_tokens": max_tokens, "ignore_eos": true,
-           "stream": true, "return_token_ids": true})
+           "stream": true, "seed": 7, "return_token_ids": true})
 }
 
 fn token_ids(event: &Value) -> Vec<u64> {
