@@ -137,6 +137,8 @@ impl Inner {
         };
         let now = self.config.clock.now();
         let mut state = self.state();
+        // First, so that who reads of the end finds no core that seems to be up.
+        self.set_status(EngineStatus::Down { reason: reason.to_string() });
         if state.session.take().is_some() {
             state.handler.engine_gone();
         }
@@ -144,7 +146,6 @@ impl Inner {
         // Dropping the senders is what tells the callers.
         state.calls.clear();
         self.told_idle(&state);
-        self.set_status(EngineStatus::Down { reason: reason.to_string() });
     }
 
     /// Where another task may change the status too, this is called under the lock of the state.

@@ -264,6 +264,90 @@ async fn a_shutdown_ends_what_is_open_and_tells_the_core() {
     assert_eq!(sample(&client, &success("abort")), 1.0);
 }
 
+/// The same way through real sockets: a core that answers each ADD with two tokens, then dies,
+/// then another one.
+#[tokio::test]
+async fn over_real_sockets() {
+    use pawl_shared::transport::{
+        CoreAt, CoreEndpoint, CoreEndpointConfig, CoreEvent, FrontendEndpointConfig, SocketDir,
+    };
+
+    async fn core(address: pawl_shared::transport::Address, die: CancellationToken) {
+        let config = CoreEndpointConfig::new(vec![address]);
+        let mut endpoint = CoreEndpoint::bind(config).await.expect("a fresh address");
+        endpoint.set_ready(vec![super::testing::ready().encode()]);
+        loop {
+            let event = tokio::select! {
+                event = endpoint.next() => event,
+                () = die.cancelled() => return,
+            };
+            let CoreEvent::Message { client, frames } = event else { continue };
+            let stamp = SystemClock.now();
+            match ClientMessage::decode(&frames).expect("the client sends what can be read") {
+                ClientMessage::Utility(call) => {
+                    let result = Ok(ModelCard::mock().to_value());
+                    let reply =
+                        pawl_shared::protocol::UtilityReply { call_id: call.call_id, result };
+                    let frame = pawl_shared::protocol::UtilityFrame::new(stamp, reply, 0);
+                    endpoint.send(client, frame.encode()).expect("the client is there");
+                }
+                ClientMessage::Add(request) => {
+                    let params = request.sampling_params.as_ref().expect("a text request");
+                    let ends = params.max_tokens == Some(2);
+                    for last in [false, true] {
+                        let output = EngineCoreOutput {
+                            new_token_ids: vec![104],
+                            finish_reason: (last && ends).then_some(FinishReason::Length),
+                            ..EngineCoreOutput::new(request.request_id.clone())
+                        };
+                        let frame = StepFrame::new(stamp, stats(), 0, vec![output]);
+                        endpoint.send(client, frame.encode()).expect("the client is there");
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    let dir = SocketDir::create_default().expect("a folder for sockets");
+    let address = dir.address("core").expect("a short path");
+    let die = CancellationToken::new();
+    let first = tokio::spawn(core(address.clone(), die.clone()));
+    let endpoint = FrontendEndpointConfig::new(CoreAt::Join(address.clone()));
+    let client = EngineClient::start(endpoint, config()).await.expect("sockets");
+    let up = |client: EngineClient| async move {
+        client.watch().wait_for(|status| *status == EngineStatus::Up).await.expect("it lives");
+    };
+    up(client.clone()).await;
+    let ask_for = |max_tokens| {
+        ask(SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::default() })
+    };
+    let mut whole = client.submit(ask_for(2)).expect("the core serves");
+    let mut text = String::new();
+    while let Some(update) = whole.next().await {
+        text.push_str(&update.text);
+    }
+    assert_eq!(text, "hh");
+    let mut endless = client.submit(ask_for(9)).expect("the core serves");
+    for _ in 0..2 {
+        assert!(endless.next().await.expect("a token").error.is_none());
+    }
+    die.cancel();
+    first.await.expect("it ends");
+    let end = endless.next().await.expect("an end");
+    assert_eq!(end.error.map(|error| error.kind), Some(FailureKind::CoreDown));
+    assert!(matches!(client.status(), EngineStatus::Down { .. }));
+    let die = CancellationToken::new();
+    let second = tokio::spawn(core(address, die.clone()));
+    up(client.clone()).await;
+    let mut again = client.submit(ask_for(2)).expect("the core serves");
+    assert!(again.next().await.expect("a token").error.is_none());
+    drop(again);
+    client.shutdown(Duration::from_secs(1)).await;
+    die.cancel();
+    second.await.expect("it ends");
+}
+
 #[test]
 fn long_ids_are_cut_at_a_character() {
     assert_eq!(shortened("short"), "short");
