@@ -348,6 +348,19 @@ async fn over_real_sockets() {
     second.await.expect("it ends");
 }
 
+/// Nobody waits for a task that has died.
+#[tokio::test]
+async fn a_broken_client_is_down_and_its_readers_end() {
+    let (client, mut core) = serving(config()).await;
+    let mut open = client.submit(ask(SamplingParams::default())).expect("the core serves");
+    core.added().await;
+    let broken = tokio::spawn(async { panic!("planted") });
+    connection::watch_over(client.inner.clone(), broken).await;
+    assert_eq!(open.next().await, None);
+    assert!(matches!(client.status(), EngineStatus::Down { .. }));
+    drop(open);
+}
+
 #[test]
 fn long_ids_are_cut_at_a_character() {
     assert_eq!(shortened("short"), "short");
