@@ -361,6 +361,40 @@ async fn the_model_card_and_the_ready_response_agree() {
     core.stop().await;
 }
 
+#[tokio::test]
+async fn a_flood_is_served_to_the_last_request_and_nonsense_harms_nobody() {
+    // Several times what the engine's inbox holds.
+    const REQUESTS: usize = 4 * INBOX_MAX;
+    let core = Core::start(scripted(), |_| ());
+    let mut frontend = core.join().await;
+    let nonsense = pawl_shared::protocol::encode_value(&Value::Array(vec![
+        Value::Text("nonsense".into()),
+        Value::Bool(true),
+    ]));
+    for n in 0..REQUESTS {
+        frontend.add(&format!("r{n}"), &[1, 2], 1);
+        if n % 100 == 0 {
+            let add = bytes::Bytes::from_static(&[0]);
+            frontend.sender.try_send(vec![add, nonsense.clone()]).unwrap();
+            frontend.sender.try_send(vec![bytes::Bytes::from_static(b"?")]).unwrap();
+        }
+    }
+    let (mut finished, mut refused) = (0, 0);
+    while finished < REQUESTS || refused < REQUESTS.div_ceil(100) {
+        let EngineMessage::Step { outputs, .. } = frontend.next().await else { continue };
+        for output in outputs {
+            match output.finish_reason {
+                Some(FinishReason::Length) => finished += 1,
+                Some(FinishReason::Error) => refused += 1,
+                other => panic!("not an end: {other:?}"),
+            }
+        }
+    }
+    let status = frontend.call("pawl_status").await.result.unwrap();
+    insta::assert_snapshot!(status.get("undecodable").unwrap().to_json(), @r#"{"frames":41,"missing":41}"#);
+    core.stop().await;
+}
+
 /// All clients use the same ids at the same time, leave requests after the first token and start
 /// the next at once: whatever comes under an id must be what that client's prompt leads to.
 #[tokio::test]
