@@ -10,13 +10,14 @@ use pawl_shared::transport::{
     CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender, SocketDir,
 };
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::runner::mock::{Fault, Gate, MockConfig, Script};
 
-/// Longer than anything here takes; a test that needs it has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than any test here takes; one that needs it has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Core {
     dir: SocketDir,
@@ -38,7 +39,7 @@ impl Core {
         let at = CoreAt::Join(self.dir.address("core").unwrap());
         let config = FrontendEndpointConfig::new(at);
         let (endpoint, sender) = FrontendEndpoint::start(config).await.unwrap();
-        let mut frontend = Frontend { endpoint, sender, last_stamp: 0.0 };
+        let mut frontend = Frontend::new(endpoint, sender);
         match patiently(frontend.endpoint.next()).await {
             FrontendEvent::Up { .. } => frontend,
             other => panic!("not joined: {other:?}"),
@@ -64,9 +65,15 @@ struct Frontend {
     endpoint: FrontendEndpoint,
     sender: FrontendSender,
     last_stamp: f64,
+    /// Frames come each second for ever, so not only the wait for the next one has its bound.
+    deadline: Instant,
 }
 
 impl Frontend {
+    fn new(endpoint: FrontendEndpoint, sender: FrontendSender) -> Self {
+        Self { endpoint, sender, last_stamp: 0.0, deadline: Instant::now() + PATIENCE }
+    }
+
     fn send(&self, message: &ClientMessage) {
         self.sender.try_send(message.encode()).unwrap();
     }
@@ -87,7 +94,8 @@ impl Frontend {
 
     /// The next message; every step's frame must bring its stamp and its stats.
     async fn next(&mut self) -> EngineMessage {
-        match patiently(self.endpoint.next()).await {
+        let event = tokio::time::timeout_at(self.deadline, self.endpoint.next()).await;
+        match event.expect("this takes too long") {
             FrontendEvent::Message { frames } => {
                 let message = EngineMessage::decode(&frames).unwrap();
                 if let EngineMessage::Step { timestamp, stats, outputs, .. } = &message {
@@ -268,7 +276,7 @@ async fn heard(mock: MockConfig, ask: bool) -> Option<FrontendEvent> {
     config.heartbeat.silence = Duration::from_millis(2500);
     let (mut endpoint, sender) = FrontendEndpoint::start(config).await.unwrap();
     assert!(matches!(patiently(endpoint.next()).await, FrontendEvent::Up { .. }));
-    let mut frontend = Frontend { endpoint, sender, last_stamp: 0.0 };
+    let mut frontend = Frontend::new(endpoint, sender);
     if ask {
         frontend.add("a", &[1], 50);
     }
@@ -318,7 +326,7 @@ async fn shutting_down_at_once_tells_everyone_what_was_cut_off() {
     core.shutdown.cancel();
     let (_, reason) = frontend.finish("a").await;
     assert_eq!(reason, FinishReason::Abort);
-    let asked = std::time::Instant::now();
+    let asked = Instant::now();
     core.end().await.unwrap();
     assert!(asked.elapsed() < Duration::from_secs(3));
 }
@@ -351,7 +359,7 @@ async fn the_model_card_and_the_ready_response_agree() {
         panic!("not joined");
     };
     let ready = ReadyResponse::decode(&ready).unwrap();
-    let mut frontend = Frontend { endpoint, sender, last_stamp: 0.0 };
+    let mut frontend = Frontend::new(endpoint, sender);
     let card = frontend.call("get_model_card").await.result.unwrap();
     let card = ModelCard::from_value(&card).unwrap();
     assert_eq!((ready.max_model_len, card.max_model_len), (100, 100));
