@@ -1,0 +1,126 @@
+use super::*;
+use crate::device::AttentionSpec;
+use crate::device::cpu::kv::KvDtype;
+use crate::device::cpu::testing::{Random, assert_same_bits, fast_isas};
+
+/// Against attention in double precision over the values as stored in f32.
+const TOLERANCE: f64 = 2e-6;
+
+struct Case {
+    cache: KvCache,
+    blocks: Vec<u32>,
+    /// `[positions][head_dim]`, of one key head.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    queries: Vec<f32>,
+    head_dim: usize,
+}
+
+const POSITIONS: usize = 150;
+
+fn case(dtype: KvDtype, head_dim: usize, block_size: usize, blocks: Vec<u32>) -> Case {
+    let mut random = Random(11);
+    let spec = AttentionSpec { layers: 1, heads: 1, kv_heads: 1, head_dim };
+    let cache = KvCache::new(spec, dtype, block_size, 32).unwrap();
+    let keys = random.units(POSITIONS * head_dim);
+    let values = random.units(POSITIONS * head_dim);
+    // What was there before must not matter, least of all what is not a number.
+    let nan = vec![f32::NAN; head_dim];
+    for block in 0..32 {
+        for offset in 0..block_size {
+            // SAFETY: this is the only thread.
+            unsafe { cache.write(0, block, offset, &nan, &nan) };
+        }
+    }
+    for position in 0..POSITIONS {
+        let row = position * head_dim..(position + 1) * head_dim;
+        let block = blocks[position / block_size] as usize;
+        // SAFETY: this is the only thread.
+        unsafe {
+            cache.write(0, block, position % block_size, &keys[row.clone()], &values[row]);
+        }
+    }
+    let queries = random.units(QUERIES_MAX * head_dim);
+    Case { cache, blocks, keys, values, queries, head_dim }
+}
+
+fn run(isa: Isa, case: &Case, positions: &[usize]) -> Vec<f32> {
+    let mut out = vec![0.0; positions.len() * case.head_dim];
+    let mut queries: Vec<Query<'_>> = case
+        .queries
+        .chunks_exact(case.head_dim)
+        .zip(positions)
+        .zip(out.chunks_exact_mut(case.head_dim))
+        .map(|((q, &positions), out)| Query { q, positions, out })
+        .collect();
+    let mut scratch = Scratch::default();
+    // SAFETY: this is the only thread.
+    unsafe { attend(isa, &case.cache, 0, 0, &case.blocks, &mut queries, &mut scratch) };
+    out
+}
+
+fn check(test: impl Fn(&Case)) {
+    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32] {
+        for (head_dim, block_size) in [(64, 16), (16, 32), (80, 16), (128, 64)] {
+            test(&case(dtype, head_dim, block_size, (0..32).rev().collect()));
+        }
+    }
+}
+
+#[test]
+fn the_specification_equals_double_precision_within_tolerance() {
+    let case = case(KvDtype::F32, 64, 16, (1..32).collect());
+    for positions in [1, 16, 17, 64, 65, 150] {
+        let found = run(Isa::Scalar, &case, &[positions]);
+        let row = |of: &[f32], p: usize| -> Vec<f64> {
+            of[p * 64..(p + 1) * 64].iter().map(|v| f64::from(*v)).collect()
+        };
+        let q = row(&case.queries, 0);
+        let score = |p| -> f64 { row(&case.keys, p).iter().zip(&q).map(|(k, q)| k * q).sum() };
+        let weights: Vec<f64> = (0..positions).map(|p| score(p).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for (d, found) in found.iter().enumerate() {
+            let sum = |(p, w): (usize, &f64)| w * f64::from(case.values[p * 64 + d]);
+            let exact = weights.iter().enumerate().map(sum).sum::<f64>() / total;
+            assert!((f64::from(*found) - exact).abs() < TOLERANCE, "{positions}: {found} {exact}");
+        }
+    }
+}
+
+#[test]
+fn fast_equals_the_specification() {
+    check(|case| {
+        for positions in [&[1][..], &[15, 16], &[64, 65, 66], &[150, 149, 3, 64, 128, 129]] {
+            let expected = run(Isa::Scalar, case, positions);
+            for isa in fast_isas() {
+                let found = run(isa, case, positions);
+                let what = format!("{isa:?} {:?} {}", case.cache.dtype, case.head_dim);
+                assert_same_bits(&found, &expected, &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn queries_that_share_a_call_do_not_see_each_other() {
+    check(|case| {
+        for isa in [Isa::Scalar, Isa::best()] {
+            let together = run(isa, case, &[150, 1, 64, 65, 127, 96]);
+            let alone = run(isa, case, &[150]);
+            assert_same_bits(&together[..case.head_dim], &alone, &format!("{isa:?}"));
+        }
+    });
+}
+
+#[test]
+fn block_ids_and_block_sizes_do_not_matter() {
+    for isa in [Isa::Scalar, Isa::best()] {
+        let straight = run(isa, &case(KvDtype::F16, 64, 16, (1..32).collect()), &[150, 70]);
+        for other in [
+            case(KvDtype::F16, 64, 16, (1..32).rev().collect()),
+            case(KvDtype::F16, 64, 32, (3..32).collect()),
+        ] {
+            assert_same_bits(&run(isa, &other, &[150, 70]), &straight, &format!("{isa:?}"));
+        }
+    }
+}

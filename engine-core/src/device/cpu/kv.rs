@@ -1,0 +1,156 @@
+//! The paged cache of keys and values.
+//!
+//! A block is cut into pages of 16 positions. Keys of a page are stored by dimension, 16 positions
+//! side by side, so that one register scores 16 positions; values are stored by position. All that
+//! one head of one layer keeps of a block lies together:
+//! `[layer][block][key or value][kv head][page][...]`.
+
+use half::{bf16, f16};
+
+use super::arena::{Arena, Buffer};
+use crate::device::{AttentionSpec, DeviceError};
+
+/// Positions in a page: lanes of the widest register.
+pub const PAGE: usize = 16;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    /// Half floats.
+    #[default]
+    F16,
+    /// Upper halves of f32.
+    BF16,
+    /// As computed.
+    F32,
+}
+
+impl KvDtype {
+    /// Bytes of a value.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// Bytes that one block of `block_size` tokens takes in all layers.
+#[must_use]
+pub fn block_bytes(attention: &AttentionSpec, block_size: usize, dtype: KvDtype) -> usize {
+    attention.layers * 2 * attention.kv_heads * attention.head_dim * block_size * dtype.bytes()
+}
+
+/// Memory for all blocks of all layers.
+#[derive(Debug)]
+pub struct KvCache {
+    _arena: Arena,
+    bytes: Buffer<u8>,
+    /// Shape of the heads.
+    pub attention: AttentionSpec,
+    /// Encoding.
+    pub dtype: KvDtype,
+    /// Tokens a block; a multiple of [`PAGE`].
+    pub block_size: usize,
+    num_blocks: usize,
+}
+
+impl KvCache {
+    /// A cache of `num_blocks` blocks. Its memory is taken from the system as it is first written.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shape`] for a block size that is not whole pages, or a head that is not whole
+    /// registers; [`DeviceError::Memory`].
+    pub fn new(
+        attention: AttentionSpec,
+        dtype: KvDtype,
+        block_size: usize,
+        num_blocks: usize,
+    ) -> Result<Self, DeviceError> {
+        if block_size == 0 || !block_size.is_multiple_of(PAGE) {
+            return Err(DeviceError::Shape {
+                what: "--block-size".to_owned(),
+                found: block_size,
+                need: format!("the CPU device needs a multiple of {PAGE}"),
+            });
+        }
+        if attention.head_dim == 0 || !attention.head_dim.is_multiple_of(PAGE) {
+            return Err(DeviceError::Shape {
+                what: "the model's head dimension".to_owned(),
+                found: attention.head_dim,
+                need: format!("the CPU device needs a multiple of {PAGE}"),
+            });
+        }
+        let len = block_bytes(&attention, block_size, dtype).saturating_mul(num_blocks);
+        let arena = Arena::new("the KV cache", len)?;
+        let bytes = arena.buffer(0, len);
+        Ok(Self { _arena: arena, bytes, attention, dtype, block_size, num_blocks })
+    }
+
+    /// Values that one head keeps of one page.
+    fn page_values(&self) -> usize {
+        PAGE * self.attention.head_dim
+    }
+
+    /// Offset in bytes of a head's page: of its keys, or of its values.
+    fn page_at(&self, layer: usize, values: bool, block: usize, head: usize, page: usize) -> usize {
+        assert!(block < self.num_blocks, "block {block} of {}", self.num_blocks);
+        let pages = self.block_size / PAGE;
+        let of_block =
+            ((layer * self.num_blocks + block) * 2 + usize::from(values)) * self.attention.kv_heads;
+        ((of_block + head) * pages + page) * self.page_values() * self.dtype.bytes()
+    }
+
+    /// The bytes of the page that holds `position`: keys `[head_dim][16]`, values `[16][head_dim]`.
+    ///
+    /// # Safety
+    /// No thread writes the page while the slice lives.
+    pub unsafe fn page(
+        &self,
+        layer: usize,
+        values: bool,
+        block: usize,
+        head: usize,
+        page: usize,
+    ) -> &[u8] {
+        let len = self.page_values() * self.dtype.bytes();
+        // SAFETY: the caller's promise.
+        unsafe { self.bytes.slice(self.page_at(layer, values, block, head, page), len) }
+    }
+
+    /// Writes the key and value rows of the token at `offset` of `block`.
+    ///
+    /// # Safety
+    /// No other thread touches that token's place meanwhile.
+    pub unsafe fn write(&self, layer: usize, block: usize, offset: usize, k: &[f32], v: &[f32]) {
+        let (dim, bytes) = (self.attention.head_dim, self.dtype.bytes());
+        let (page, lane) = (offset / PAGE, offset % PAGE);
+        for head in 0..self.attention.kv_heads {
+            let keys = self.page_at(layer, false, block, head, page);
+            let values = self.page_at(layer, true, block, head, page) + lane * dim * bytes;
+            let heads = head * dim..(head + 1) * dim;
+            for (i, (k, v)) in k[heads.clone()].iter().zip(&v[heads]).enumerate() {
+                let (key, value) = (keys + (i * PAGE + lane) * bytes, values + i * bytes);
+                // SAFETY: these bytes are this token's alone, by the caller's promise.
+                let (key, value) = unsafe {
+                    (self.bytes.slice_mut(key, bytes), self.bytes.slice_mut(value, bytes))
+                };
+                match self.dtype {
+                    KvDtype::F16 => {
+                        key.copy_from_slice(&f16::from_f32(*k).to_le_bytes());
+                        value.copy_from_slice(&f16::from_f32(*v).to_le_bytes());
+                    }
+                    KvDtype::BF16 => {
+                        key.copy_from_slice(&bf16::from_f32(*k).to_le_bytes());
+                        value.copy_from_slice(&bf16::from_f32(*v).to_le_bytes());
+                    }
+                    KvDtype::F32 => {
+                        key.copy_from_slice(&k.to_le_bytes());
+                        value.copy_from_slice(&v.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+}

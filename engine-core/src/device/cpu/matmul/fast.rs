@@ -1,0 +1,206 @@
+//! The fast twins: the same sums in the same order, 16 outputs and up to 8 rows at a time.
+
+use super::{Input, Output};
+use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
+use crate::device::cpu::packed::{Kind, Q4Block, Q8Pair, TILE};
+use crate::device::cpu::quantise::QuantisedBlock;
+
+/// See [`super::multiply`].
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn multiply_avx512(
+    kind: Kind,
+    tiles: &[u8],
+    input: &Input<'_>,
+    rows: usize,
+    out: Output,
+) {
+    // SAFETY: the caller's promise; the features are those of the function.
+    unsafe { multiply::<Avx512>(kind, tiles, input, rows, out) }
+}
+
+/// See [`super::multiply`].
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn multiply_avx2(kind: Kind, tiles: &[u8], input: &Input<'_>, rows: usize, out: Output) {
+    // SAFETY: the caller's promise; the features are those of the function.
+    unsafe { multiply::<Avx2>(kind, tiles, input, rows, out) }
+}
+
+/// # Safety
+/// As for [`super::multiply`], and the features of `L`.
+#[inline(always)]
+unsafe fn multiply<L: Lanes>(
+    kind: Kind,
+    tiles: &[u8],
+    input: &Input<'_>,
+    rows: usize,
+    out: Output,
+) {
+    for (index, tile) in tiles.chunks_exact(kind.tile_bytes(input.cols)).enumerate() {
+        let mut row = 0;
+        while row < rows {
+            // SAFETY: rows and tiles are those of the caller.
+            row += unsafe {
+                match rows - row {
+                    8.. => run::<L, 8>(kind, tile, input, row, index, out),
+                    4.. => run::<L, 4>(kind, tile, input, row, index, out),
+                    2.. => run::<L, 2>(kind, tile, input, row, index, out),
+                    _ => run::<L, 1>(kind, tile, input, row, index, out),
+                }
+            };
+        }
+    }
+}
+
+/// One tile and M rows from `row` on.
+///
+/// # Safety
+/// As above.
+#[inline(always)]
+unsafe fn run<L: Lanes, const M: usize>(
+    kind: Kind,
+    tile: &[u8],
+    input: &Input<'_>,
+    row: usize,
+    index: usize,
+    out: Output,
+) -> usize {
+    // SAFETY: the caller's promise.
+    let mut to: [&mut [f32; TILE]; M] = std::array::from_fn(|m| unsafe { out.at(row + m, index) });
+    let add = out.add;
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        if kind.quantised() {
+            let x: [&[QuantisedBlock]; M] = std::array::from_fn(|m| input.blocks_of(row + m));
+            match kind {
+                Kind::Q4 => q4::<L, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+                _ => q8::<L, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+            }
+        } else {
+            let x: [&[f32]; M] = std::array::from_fn(|m| input.x_of(row + m));
+            match kind {
+                Kind::F16 => plain::<L, F16, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+                Kind::BF16 => plain::<L, BF16, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+                _ => plain::<L, F32, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+            }
+        }
+    }
+    M
+}
+
+#[inline(always)]
+unsafe fn store<L: Lanes, const M: usize>(
+    part: usize,
+    add: bool,
+    acc: [L::F; M],
+    to: &mut [&mut [f32; TILE]; M],
+) {
+    for (acc, to) in acc.into_iter().zip(to) {
+        // SAFETY: the features are the caller's promise.
+        unsafe { L::store(to, part, if add { L::add(L::load(to, part), acc) } else { acc }) }
+    }
+}
+
+#[inline(always)]
+unsafe fn q4<L: Lanes, const M: usize>(
+    tile: &[Q4Block],
+    x: [&[QuantisedBlock]; M],
+    add: bool,
+    to: &mut [&mut [f32; TILE]; M],
+) {
+    let x = x.map(|x| &x[..tile.len()]);
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        unrolled!(part of [0 1] below L::PARTS, {
+            let mut acc = [L::splat(0.0); M];
+            for (b, w) in tile.iter().enumerate() {
+                let scale = L::load_f16(&w.scale, part);
+                let minimum = L::load_f16(&w.minimum, part);
+                let mut values = [L::splat_i(0); 8];
+                for (group, both) in w.nibbles.iter().enumerate() {
+                    let both = L::load_i(both, part);
+                    values[group] = L::low_nibbles(both);
+                    values[group + 4] = L::high_nibbles(both);
+                }
+                unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
+                    let x = &x[m][b];
+                    let mut dot = L::splat_i(0);
+                    for (values, four) in values.iter().zip(&x.words) {
+                        dot = L::dot_nibbles(dot, *values, L::splat_i(*four));
+                    }
+                    let scale = L::mul(scale, L::splat(x.scale));
+                    acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
+                    acc[m] = L::fma(minimum, L::splat(x.sum), acc[m]);
+                });
+            }
+            store::<L, M>(part, add, acc, to);
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn q8<L: Lanes, const M: usize>(
+    tile: &[Q8Pair],
+    x: [&[QuantisedBlock]; M],
+    add: bool,
+    to: &mut [&mut [f32; TILE]; M],
+) {
+    let blocks = x[0].len();
+    let x = x.map(|x| &x[..blocks]);
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        unrolled!(part of [0 1] below L::PARTS, {
+            let mut acc = [L::splat(0.0); M];
+            for (pair, w) in tile.iter().enumerate() {
+                unrolled!(half of [0 1] below 2, {
+                    let b = 2 * pair + half;
+                    if b < blocks {
+                        let scale = L::load_f16(&w.scale[half], part);
+                        let mut values = [L::splat_i(0); 8];
+                        for (values, bytes) in values.iter_mut().zip(&w.values[half]) {
+                            *values = L::load_i(bytes, part);
+                        }
+                        unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
+                            let x = &x[m][b];
+                            let mut dot = L::dot_bytes_start(x.integer_sum);
+                            for (values, four) in values.iter().zip(&x.words) {
+                                dot = L::dot_bytes(dot, *values, L::splat_i(*four));
+                            }
+                            let scale = L::mul(scale, L::splat(x.scale));
+                            acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
+                        });
+                    }
+                });
+            }
+            store::<L, M>(part, add, acc, to);
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn plain<L: Lanes, C: Column, const M: usize>(
+    tile: &[C],
+    x: [&[f32]; M],
+    add: bool,
+    to: &mut [&mut [f32; TILE]; M],
+) {
+    let x = x.map(|x| &x[..tile.len()]);
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        unrolled!(part of [0 1] below L::PARTS, {
+            let mut acc = [L::splat(0.0); M];
+            for (k, column) in tile.iter().enumerate() {
+                let w = column.load::<L>(part);
+                unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
+                    acc[m] = L::fma(w, L::splat(x[m][k]), acc[m]);
+                });
+            }
+            store::<L, M>(part, add, acc, to);
+        });
+    }
+}

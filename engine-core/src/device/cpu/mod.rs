@@ -1,0 +1,319 @@
+//! The CPU device: packed weights, a pool of threads, kernels for each instruction set.
+//!
+//! Every thread walks the program; an operation is split by rows, by tiles of weights or by heads,
+//! and all threads meet after it. No result depends on how it was split: see `matmul` and
+//! `attention` for the orders that are kept.
+
+mod arena;
+mod attention;
+mod execute;
+mod exp;
+mod isa;
+mod kv;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+pub(crate) mod logits;
+mod matmul;
+mod packed;
+mod pool;
+mod quantise;
+mod rows;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use arena::{Arena, Buffer, Layout};
+pub use isa::Isa;
+use kv::KvCache;
+pub use kv::{KvDtype, block_bytes};
+use packed::{Kind, PackedMatrix, Part};
+use pool::Pool;
+pub use pool::{allowed_cores, physical_cores};
+use quantise::QuantisedBlock;
+
+use super::{
+    AttentionSpec, Batch, Device, DeviceError, Program, RopeSpec, Rows, TensorId, TensorTable,
+    WeightSource,
+};
+
+/// Rows of one run. More rows only stream the weights less often, and at this size the
+/// multiplications take a hundred times as long as the streaming; the activations should stay in
+/// the second-level caches instead.
+const TOKENS_MAX: usize = 256;
+/// Rows of logits of one run: as many as the multiplications need to keep their pace.
+const TAKEN_MAX: usize = 32;
+
+/// What a device is made for.
+#[derive(Clone, Debug)]
+pub struct CpuDeviceConfig {
+    /// Threads, the caller counted.
+    pub threads: usize,
+    /// Which kernels.
+    pub isa: Isa,
+    /// Shape of attention and its cache.
+    pub attention: AttentionSpec,
+    /// Rotary embedding.
+    pub rope: RopeSpec,
+    /// Activations that programs name.
+    pub tensors: TensorTable,
+    /// Encoding of the cache.
+    pub kv_dtype: KvDtype,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Blocks, block 0 included.
+    pub num_blocks: usize,
+}
+
+#[derive(Debug)]
+enum Weight {
+    Matrix(PackedMatrix),
+    Vector(Vec<f32>),
+}
+
+/// An activation: `[rows][stride]`.
+#[derive(Clone, Copy, Debug)]
+struct Tensor {
+    width: usize,
+    stride: usize,
+    values: Buffer<f32>,
+}
+
+/// What one thread needs for itself.
+#[derive(Debug)]
+struct ThreadState {
+    /// A single row's quantised input: every thread makes its own, which costs less than to meet.
+    quantised: Buffer<QuantisedBlock>,
+    attention: attention::Scratch,
+    /// Scaled queries: `[QUERIES_MAX][head_dim]`
+    queries: Vec<f32>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Pool,
+    weights: Vec<Weight>,
+    tensors: Vec<Tensor>,
+    quantised: Buffer<QuantisedBlock>,
+    threads: Vec<Mutex<ThreadState>>,
+    kv: KvCache,
+    rope: RopeSpec,
+    /// Rows that share a call of the attention kernel: sequence, first row, rows. Kept for its
+    /// capacity.
+    attention_tiles: Vec<(usize, usize, usize)>,
+    /// Attention's next piece of work, one for each layer.
+    claims: Vec<AtomicUsize>,
+    /// What the buffers above point into; last, so that it goes last.
+    _arenas: Vec<Arena>,
+}
+
+impl CpuDevice {
+    /// Packs `weights` (whose order is that of their use) and allocates the rest. `loaded` is told
+    /// the bytes of each weight when it is packed.
+    ///
+    /// # Errors
+    /// [`DeviceError`] for an encoding or a shape that no kernel takes, and for lack of memory.
+    pub fn load(
+        config: CpuDeviceConfig,
+        weights: &[WeightSource<'_>],
+        loaded: &mut dyn FnMut(u64),
+    ) -> Result<Self, DeviceError> {
+        let kinds = weights.iter().map(packed::check_source).collect::<Result<Vec<_>, _>>()?;
+        let threads = config.threads.max(1);
+        let cores = physical_cores(&allowed_cores());
+        let mut pool = Pool::new(threads, &cores).map_err(|source| DeviceError::Memory {
+            what: "a thread",
+            bytes: 0,
+            source,
+        })?;
+        let (weights_arena, packed) = pack(weights, &kinds, &mut pool, loaded)?;
+        let kv =
+            KvCache::new(config.attention, config.kv_dtype, config.block_size, config.num_blocks)?;
+
+        let mut layout = Layout::default();
+        let places: Vec<_> = config
+            .tensors
+            .shapes
+            .iter()
+            .map(|&(width, rows)| {
+                let stride = row_stride(width);
+                let rows = match rows {
+                    Rows::Tokens => TOKENS_MAX,
+                    Rows::Taken => TAKEN_MAX,
+                };
+                (width, stride, rows, layout.place(rows * stride * size_of::<f32>()))
+            })
+            .collect();
+        let cols_max = weights.iter().map(|weight| weight.cols).max().unwrap_or(0);
+        let blocks = cols_max.div_ceil(packed::BLOCK);
+        let mut place = |blocks: usize| layout.place(blocks * size_of::<QuantisedBlock>());
+        let shared = place(TOKENS_MAX * blocks);
+        let own: Vec<_> = (0..threads).map(|_| place(blocks)).collect();
+        let arena = Arena::new("activations", layout.len())?;
+        let tensors = places.into_iter().map(|(width, stride, rows, at)| Tensor {
+            width,
+            stride,
+            values: arena.buffer(at, rows * stride),
+        });
+        let thread_state = |at: usize| {
+            Mutex::new(ThreadState {
+                quantised: arena.buffer(at, blocks),
+                attention: attention::Scratch::default(),
+                queries: vec![0.0; attention::QUERIES_MAX * config.attention.head_dim],
+            })
+        };
+        Ok(Self {
+            isa: config.isa,
+            pool,
+            weights: packed,
+            tensors: tensors.collect(),
+            quantised: arena.buffer(shared, TOKENS_MAX * blocks),
+            threads: own.into_iter().map(thread_state).collect(),
+            kv,
+            rope: config.rope,
+            attention_tiles: Vec::new(),
+            claims: (0..config.attention.layers).map(|_| AtomicUsize::new(0)).collect(),
+            _arenas: vec![weights_arena, arena],
+        })
+    }
+
+    /// Which kernels run.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads, the caller counted.
+    #[must_use]
+    pub fn num_threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `work(thread, row, values)` for the first `rows` rows of `tensor`, shared among the
+    /// threads.
+    pub fn for_each_row(
+        &mut self,
+        tensor: TensorId,
+        rows: usize,
+        work: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
+    ) {
+        let tensor = self.tensors[tensor.0];
+        let next = AtomicUsize::new(0);
+        let claim = |thread: usize| {
+            loop {
+                let row = next.fetch_add(1, Ordering::Relaxed);
+                if row >= rows {
+                    return;
+                }
+                // SAFETY: each row is claimed once, and `&mut self` keeps all others away.
+                let values = unsafe { tensor.values.slice_mut(row * tensor.stride, tensor.width) };
+                work(thread, row, values);
+            }
+        };
+        // For a single row, the others need not be woken.
+        if rows <= 1 { claim(0) } else { self.pool.run(&claim) }
+    }
+}
+
+impl Device for CpuDevice {
+    fn tokens_max(&self) -> usize {
+        TOKENS_MAX
+    }
+
+    fn taken_max(&self) -> usize {
+        TAKEN_MAX
+    }
+
+    fn run(
+        &mut self,
+        program: &Program,
+        batch: &Batch<'_>,
+        progress: &AtomicU64,
+    ) -> Result<(), DeviceError> {
+        self.execute(program, batch, progress);
+        Ok(())
+    }
+
+    fn row(&self, tensor: TensorId, row: usize) -> &[f32] {
+        let tensor = &self.tensors[tensor.0];
+        // SAFETY: `&self` and `run`'s `&mut self` exclude each other, so nothing writes.
+        unsafe { tensor.values.slice(row * tensor.stride, tensor.width) }
+    }
+
+    fn row_mut(&mut self, tensor: TensorId, row: usize) -> &mut [f32] {
+        let tensor = &self.tensors[tensor.0];
+        // SAFETY: `&mut self` is exclusive.
+        unsafe { tensor.values.slice_mut(row * tensor.stride, tensor.width) }
+    }
+}
+
+/// Distance of rows: whole registers, and not a multiple of a page, which would map the same column
+/// of all rows to one set of the first-level cache.
+fn row_stride(width: usize) -> usize {
+    let stride = width.next_multiple_of(packed::TILE);
+    if (stride * size_of::<f32>()).is_multiple_of(4096) { stride + packed::TILE } else { stride }
+}
+
+/// Packs the matrices, each thread its own part, and reads the vectors.
+fn pack(
+    sources: &[WeightSource<'_>],
+    kinds: &[Kind],
+    pool: &mut Pool,
+    loaded: &mut dyn FnMut(u64),
+) -> Result<(Arena, Vec<Weight>), DeviceError> {
+    let shapes: Vec<_> = sources
+        .iter()
+        .zip(kinds)
+        // A vector is no matrix: it takes no tiles.
+        .map(|(source, &kind)| (kind, if source.rows == 1 { 0 } else { source.rows }, source.cols))
+        .collect();
+    let plan = packed::plan_parts(&shapes, pool.threads());
+    let arena = Arena::new("weights", plan.bytes)?;
+    let mut weights = Vec::with_capacity(sources.len());
+    for ((source, &kind), parts) in sources.iter().zip(kinds).zip(&plan.parts) {
+        if source.rows == 1 {
+            weights.push(Weight::Vector(read_vector(source, kind)?));
+        } else {
+            let bytes = kind.tile_bytes(source.cols);
+            let part = |&(first_tile, tiles, at): &(usize, usize, usize)| Part {
+                first_tile,
+                tiles,
+                bytes: arena.buffer(at, tiles * bytes),
+            };
+            let parts: Vec<Part> = parts.iter().map(part).collect();
+            pool.run(&|thread| {
+                let part = &parts[thread];
+                // SAFETY: the parts do not overlap, and this thread alone packs its own.
+                let out = unsafe { part.bytes.slice_mut(0, part.bytes.len()) };
+                packed::pack_tiles(source, kind, part.first_tile, part.tiles, out);
+            });
+            let (rows, cols) = (source.rows, source.cols);
+            weights.push(Weight::Matrix(PackedMatrix { kind, rows, cols, parts }));
+        }
+        loaded(source.data.len() as u64);
+    }
+    Ok((arena, weights))
+}
+
+fn read_vector(source: &WeightSource<'_>, kind: Kind) -> Result<Vec<f32>, DeviceError> {
+    let unsupported =
+        || DeviceError::UnsupportedType { tensor: source.name.clone(), dtype: source.dtype };
+    let data = source.data;
+    match kind {
+        Kind::F32 => {
+            Ok(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        }
+        Kind::F16 => Ok(data
+            .chunks_exact(2)
+            .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect()),
+        Kind::BF16 => Ok(data
+            .chunks_exact(2)
+            .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect()),
+        Kind::Q4 | Kind::Q8 => Err(unsupported()),
+    }
+}

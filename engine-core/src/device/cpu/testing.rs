@@ -1,0 +1,74 @@
+//! Random numbers and random weights for tests of kernels.
+
+use half::f16;
+use pawl_shared::model_card::GgmlType;
+
+use super::isa::Isa;
+
+/// A small generator: the same numbers for the same seed, everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    /// 32 random bits.
+    pub fn bits(&mut self) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    /// In `[-1, 1)`.
+    pub fn unit(&mut self) -> f32 {
+        self.bits() as f32 / (1_u32 << 30) as f32 - 1.0
+    }
+
+    /// `len` of them.
+    pub fn units(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.unit()).collect()
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.bits() as usize % bound
+    }
+
+    /// `rows × cols` random weights of about 1/√cols, encoded.
+    pub fn weights(&mut self, dtype: GgmlType, rows: usize, cols: usize) -> Vec<u8> {
+        let size = 1.0 / (cols as f32).sqrt();
+        let mut out = Vec::new();
+        let half = |value: f32| f16::from_f32(value).to_le_bytes();
+        match dtype {
+            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q8_0 => {
+                for _ in 0..rows * cols / 32 {
+                    let (levels, bytes) =
+                        if dtype == GgmlType::Q8_0 { (127.0, 32) } else { (8.0, 16) };
+                    out.extend(half(size * (1.0 + 0.5 * self.unit()) / levels));
+                    if dtype == GgmlType::Q4_1 {
+                        out.extend(half(-size * (1.0 + 0.5 * self.unit())));
+                    }
+                    out.extend((0..bytes).map(|_| self.bits() as u8));
+                }
+            }
+            GgmlType::F16 => (0..rows * cols).for_each(|_| out.extend(half(size * self.unit()))),
+            GgmlType::BF16 => {
+                let bf16 = |value: f32| half::bf16::from_f32(value).to_le_bytes();
+                (0..rows * cols).for_each(|_| out.extend(bf16(size * self.unit())));
+            }
+            _ => (0..rows * cols).for_each(|_| out.extend((size * self.unit()).to_le_bytes())),
+        }
+        out
+    }
+}
+
+/// All instruction sets of this machine but the specification.
+pub fn fast_isas() -> Vec<Isa> {
+    Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar && isa.available()).collect()
+}
+
+/// Equal to the last bit, but for which NaN.
+pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
+        let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        assert!(same, "{what}: value {i} is {a:e}, expected {b:e}");
+    }
+}
