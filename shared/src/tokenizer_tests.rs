@@ -57,34 +57,6 @@ fn splits_as_the_named_pre_tokenizer_does() {
     ");
 }
 
-/// A vocabulary in which each kind of split shows: merges that only some families allow.
-fn with_pre_tokenizer(pre: &str) -> Tokenizer {
-    let merges = ["Ġ 1", "1 2", "12 3", "123 4", "' s", "' S", "! Ċ", "Ċ Ċ", "Ġ a", "- a", "$ +"];
-    let mut tokens: Vec<String> = super::byte_alphabet().iter().map(char::to_string).collect();
-    tokens.extend(merges.iter().map(|merge| merge.replace(' ', "")));
-    let writer = GgufWriter::new()
-        .text("tokenizer.ggml.model", "gpt2")
-        .text("tokenizer.ggml.pre", pre)
-        .texts("tokenizer.ggml.tokens", &tokens)
-        .texts("tokenizer.ggml.merges", &merges);
-    from_writer(writer)
-}
-
-#[test]
-fn each_family_splits_in_its_own_way() {
-    let shown = ["gpt-2", "smollm", "llama-bpe", "qwen2", "default"].map(|pre| {
-        let text = "12341234 1's'S!\n\n\n a-a $+";
-        format!("{pre}: {}", pieces(&with_pre_tokenizer(pre), text, false))
-    });
-    insta::assert_snapshot!(shown.join("\n"), @"
-    gpt-2: 1234·1234·Ġ1·'s·'·S·!·ĊĊ·Ċ·Ġa·-·a·Ġ·$+
-    smollm: 1·2·3·4·1·2·3·4·Ġ·1·'s·'·S·!·ĊĊ·Ċ·Ġa·-·a·Ġ·$+
-    llama-bpe: 123·4·12·3·4·Ġ·1·'s·'S·!Ċ·ĊĊ·Ġa·-a·Ġ·$+
-    qwen2: 1·2·3·4·1·2·3·4·Ġ·1·'s·'S·!Ċ·ĊĊ·Ġa·-a·Ġ·$+
-    default: 123·4·12·3·4·Ġ·1·'·s·'·S·!·ĊĊ·Ċ·Ġa·-·a·Ġ·$+
-    ");
-}
-
 #[test]
 fn begin_of_text_is_added_once_and_only_when_asked_for() {
     let writer = GgufWriter::new().byte_vocabulary().bool("tokenizer.ggml.add_bos_token", true);

@@ -92,22 +92,6 @@ proptest! {
         );
     }
 
-    /// A vocabulary of marked words and byte pieces: spaces stay, the first one goes.
-    #[test]
-    fn spaces_of_marked_words_stay(ids in proptest::collection::vec(0u32..9, 0..24)) {
-        let pieces: [&[u8]; 9] =
-            [b" the", b" ", b"  ", b"cat", "é".as_bytes(), b"\xE2", b"\x82", b"\xAC", b"</s>"];
-        let tokens = pieces.iter().zip(0..).map(|(piece, id)| (piece.to_vec(), id == 8)).collect();
-        let table = TokenTable { tokens, strips_first_space: true };
-        let shown = ids.iter().filter(|id| **id != 8);
-        let bytes: Vec<u8> = shown.flat_map(|&id| table.bytes(id).to_vec()).collect();
-        let stripped = bytes.strip_prefix(b" ").unwrap_or(&bytes);
-        prop_assert_eq!(
-            deltas(&table, &ids, true).concat(),
-            String::from_utf8_lossy(stripped).into_owned()
-        );
-    }
-
     /// The same against the tokenizer of a served model, with its special tokens.
     #[test]
     fn deltas_joined_are_the_tokenizers_decode(

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use pawl_shared::model_card::ModelCard;
 use pawl_shared::protocol::{FinishReason, ReadyResponse, Value};
 use pawl_shared::transport::FrontendEvent;
-use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::link::Link;
@@ -35,18 +34,6 @@ pub(super) async fn run(inner: Arc<Inner>, mut link: Link) {
     link.leave(deadline).await;
     inner.core_gone("the server is shutting down", FailureKind::Shutdown);
     inner.stopped.send_replace(true);
-}
-
-/// Says so when the connection's task has panicked: better a server that is down, which gets
-/// restarted, than one that answers nobody.
-pub(super) async fn watch_over(inner: Arc<Inner>, connection: JoinHandle<()>) {
-    if let Err(error) = connection.await {
-        tracing::error!(%error, "the connection to the core broke; restart this server");
-        let reason = "an internal error broke the connection; restart this server".to_string();
-        inner.set_status(EngineStatus::Down { reason });
-        inner.broken.cancel();
-        inner.stopped.send_replace(true);
-    }
 }
 
 impl Inner {
@@ -150,8 +137,6 @@ impl Inner {
         };
         let now = self.config.clock.now();
         let mut state = self.state();
-        // First, so that who reads of the end finds no core that seems to be up.
-        self.set_status(EngineStatus::Down { reason: reason.to_string() });
         if state.session.take().is_some() {
             state.handler.engine_gone();
         }
@@ -159,6 +144,7 @@ impl Inner {
         // Dropping the senders is what tells the callers.
         state.calls.clear();
         self.told_idle(&state);
+        self.set_status(EngineStatus::Down { reason: reason.to_string() });
     }
 
     /// Where another task may change the status too, this is called under the lock of the state.

@@ -64,14 +64,9 @@ impl Generation {
 
     /// The next piece; `None` after every choice has ended. Cancel-safe.
     ///
-    /// Every choice has exactly one [`Update`] with `finish` set, its last. (Only a mistake of
-    /// ours that has broken the client itself ends without: take that for an error too.)
+    /// Every choice has exactly one [`Update`] with `finish` set, its last.
     pub async fn next(&mut self) -> Option<Update> {
-        tokio::select! {
-            biased;
-            update = self.mailbox.take(&*self.inner.config.clock) => update,
-            () = self.inner.broken.cancelled() => None,
-        }
+        self.mailbox.take(&*self.inner.config.clock).await
     }
 }
 

@@ -30,7 +30,7 @@ pub use crate::output_handler::DeliveryLimits;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pawl_shared::clock::{Clock, SystemClock};
@@ -106,9 +106,6 @@ struct Inner {
     idle: Notify,
     stop: CancellationToken,
     stopped: watch::Sender<bool>,
-    /// Cancelled when the connection's task has died of a mistake of ours: nothing can come any
-    /// more, and no reader may wait for it.
-    broken: CancellationToken,
 }
 
 struct State {
@@ -175,10 +172,8 @@ impl EngineClient {
             idle: Notify::new(),
             stop: CancellationToken::new(),
             stopped: watch::Sender::new(false),
-            broken: CancellationToken::new(),
         });
-        let connection = tokio::spawn(connection::run(inner.clone(), link));
-        tokio::spawn(connection::watch_over(inner.clone(), connection));
+        tokio::spawn(connection::run(inner.clone(), link));
         Self { inner }
     }
 
@@ -274,11 +269,11 @@ impl EngineClient {
     }
 }
 
+const UNPOISONED: &str = "no panic happens under this lock";
+
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic under this lock is a mistake of ours, after which nothing is served any more
-        // (see `broken`). Readers still let go of their requests, and must not panic in turn.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().expect(UNPOISONED)
     }
 
     fn submit(self: &Arc<Self>, submit: Submit) -> Result<Generation, SubmitError> {

@@ -53,7 +53,7 @@ pub(crate) fn ready() -> ReadyResponse {
         max_loras: 0,
         kv_cache_size_tokens: Some(2048),
         kv_cache_max_concurrency: None,
-        extra: vec![("pawl_prefix_caching".into(), Value::Bool(true))],
+        extra: vec![("pawl_enable_prefix_caching".into(), Value::Bool(true))],
     }
 }
 

@@ -219,7 +219,7 @@ impl Metrics {
                 &ready.block_size.to_string(),
                 &ready.num_gpu_blocks.to_string(),
                 &extra("cache_dtype"),
-                &extra("prefix_caching"),
+                &extra("enable_prefix_caching"),
                 &extra("prefix_caching_hash_algo"),
                 &extra("gpu_memory_utilization"),
                 &size.map_or_else(|| "None".to_string(), |tokens| tokens.to_string()),

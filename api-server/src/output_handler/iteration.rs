@@ -264,7 +264,3 @@ fn forward(from: f64, to: f64, frame: &mut IterationStats) -> f64 {
     frame.negative_intervals += 1;
     0.0
 }
-
-#[cfg(test)]
-#[path = "iteration_tests.rs"]
-mod tests;

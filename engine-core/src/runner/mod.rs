@@ -4,7 +4,9 @@
 //! engine what came of it, and then turns plans into results until the plans end. A failure or a
 //! panic is a result like any other, so that the engine hears the cause and dies of it loudly.
 
+pub mod cpu;
 pub mod mock;
+pub mod sampler;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;

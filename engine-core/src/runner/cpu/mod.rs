@@ -1,0 +1,246 @@
+//! The runner of real models on the CPU: a model's programs, the requests' tokens and block tables,
+//! and the sampler.
+//!
+//! A step is run in runs of at most as many rows as the device takes, cut without regard to
+//! requests: what a row computes depends neither on the rows beside it nor on where a prompt was
+//! cut, so cutting changes no bit.
+
+mod config;
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use pawl_shared::model_card::GgufFile;
+
+pub use config::{CpuConfig, KvCacheDtype, LoadError};
+use requests::Requests;
+
+use super::sampler::{self, Scratch};
+use crate::device::cpu::{CpuDevice, CpuDeviceConfig, Isa};
+use crate::device::{Batch, Device, Program, Sequence, TensorId};
+use crate::model;
+use crate::step::{
+    Progress, Runner, RunnerError, RunnerSpec, Sampled, ScheduledRequest, StepPlan, StepResult,
+};
+
+/// How far loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of weights packed.
+    pub done_bytes: u64,
+    /// Bytes of weights in the file.
+    pub total_bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CpuRunner {
+    device: CpuDevice,
+    body: Program,
+    head: Program,
+    logits: TensorId,
+    spec: RunnerSpec,
+    requests: Requests,
+    /// One for each thread.
+    scratch: Vec<Mutex<Scratch>>,
+    rows: RowBuffers,
+}
+
+/// The rows of one run; kept for their capacity.
+#[derive(Debug, Default)]
+struct RowBuffers {
+    tokens: Vec<u32>,
+    sequences: Vec<Sequence>,
+    block_tables: Vec<u32>,
+    /// Rows that sample, and the index of their request in the plan.
+    sampling: Vec<(u32, usize)>,
+    taken: Vec<u32>,
+}
+
+impl CpuRunner {
+    /// Reads, packs and allocates. `progress` is bumped, and `loading` called, after each weight.
+    ///
+    /// # Errors
+    /// [`LoadError`], naming the key, tensor or setting that will not do.
+    pub fn load(
+        file: &GgufFile,
+        config: &CpuConfig,
+        progress: &Progress,
+        loading: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, LoadError> {
+        let plan = model::plan(file)?;
+        let isa = Isa::choose(config.isa.as_deref())?;
+        let threads = config.threads();
+        let sizes = config.sizes(&plan.hyper, &plan.attention)?;
+        let total_bytes = plan.weights.iter().map(|weight| weight.data.len() as u64).sum();
+        let mut done_bytes = 0;
+        let device_config = CpuDeviceConfig {
+            threads,
+            isa,
+            attention: plan.attention,
+            rope: plan.rope,
+            tensors: plan.tensors,
+            kv_dtype: sizes.kv_dtype,
+            block_size: sizes.block_size as usize,
+            num_blocks: sizes.num_blocks as usize,
+        };
+        let device = CpuDevice::load(device_config, &plan.weights, &mut |bytes| {
+            done_bytes += bytes;
+            progress.fetch_add(1, Ordering::Relaxed);
+            loading(LoadProgress { done_bytes, total_bytes });
+        })?;
+        let vocab_size = u32::try_from(plan.hyper.vocab_size)
+            .map_err(|_| LoadError::Setting("the vocabulary does not fit in 32 bits".to_owned()))?;
+        let spec = RunnerSpec {
+            vocab_size,
+            max_model_len: sizes.max_model_len,
+            num_blocks: sizes.num_blocks,
+            block_size: sizes.block_size,
+            overlaps: true,
+            dtype: "float32",
+        };
+        tracing::info!(
+            isa = isa.as_str(),
+            threads,
+            weight_bytes = total_bytes,
+            kv_tokens = u64::from(sizes.num_blocks - 1) * u64::from(sizes.block_size),
+            max_model_len = sizes.max_model_len,
+            "model loaded"
+        );
+        Ok(Self {
+            scratch: (0..device.num_threads()).map(|_| Mutex::new(Scratch::new(isa))).collect(),
+            device,
+            body: plan.body,
+            head: plan.head,
+            logits: plan.logits,
+            spec,
+            requests: Requests::new(spec),
+            rows: RowBuffers::default(),
+        })
+    }
+
+    /// The kernels that run.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.device.isa()
+    }
+
+    /// Threads that compute.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.device.num_threads()
+    }
+
+    /// Runs the rows collected, and samples where rows ask for it.
+    fn run_rows(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        sampled: &mut Vec<Sampled>,
+    ) -> Result<(), RunnerError> {
+        let device_failed = |error: crate::device::DeviceError| RunnerError::Device {
+            step: plan.step,
+            reason: error.to_string(),
+        };
+        let rows = &mut self.rows;
+        let batch = Batch {
+            tokens: &rows.tokens,
+            sequences: &rows.sequences,
+            block_tables: &rows.block_tables,
+            taken: &[],
+        };
+        self.device.run(&self.body, &batch, progress).map_err(device_failed)?;
+        for group in rows.sampling.chunks(self.device.taken_max()) {
+            rows.taken.clear();
+            rows.taken.extend(group.iter().map(|&(row, _)| row));
+            let batch = Batch { taken: &rows.taken, ..batch };
+            self.device.run(&self.head, &batch, progress).map_err(device_failed)?;
+            let choices: Vec<_> = group.iter().map(|_| Mutex::new(None)).collect();
+            let (requests, scratch) = (&self.requests, &self.scratch);
+            self.device.for_each_row(self.logits, group.len(), &|thread, row, logits| {
+                let request = requests.get(plan.scheduled[group[row].1].key);
+                let mut scratch = scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+                let (params, history) = (&request.sampling, request.history());
+                let choice = sampler::sample(logits, params, history, request.seed, &mut scratch);
+                *choices[row].lock().unwrap_or_else(PoisonError::into_inner) = Some(choice);
+            });
+            for (choice, &(_, index)) in choices.into_iter().zip(group) {
+                let choice = choice.into_inner().unwrap_or_else(PoisonError::into_inner);
+                let choice = choice.expect("every row of the group was sampled");
+                let key = plan.scheduled[index].key;
+                self.requests.push_token(key, choice.token);
+                sampled.push(Sampled {
+                    key,
+                    tokens: vec![choice.token],
+                    logprobs: choice.logprobs.map(|row| vec![row]),
+                    num_nans: choice.num_nans,
+                });
+            }
+        }
+        progress.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Adds rows of `scheduled`, from its `done`-th token on, until the device's limit.
+    fn collect(&mut self, scheduled: &ScheduledRequest, index: usize, done: usize) -> usize {
+        let rows = &mut self.rows;
+        let room = self.device.tokens_max() - rows.tokens.len();
+        let count = room.min(scheduled.num_tokens as usize - done);
+        let request = self.requests.get(scheduled.key);
+        let first_position = scheduled.first_position as usize + done;
+        let first_row = rows.tokens.len();
+        rows.sequences.push(Sequence {
+            first_row,
+            num_rows: count,
+            first_position,
+            blocks_start: rows.block_tables.len(),
+        });
+        let blocks = (first_position + count).div_ceil(self.spec.block_size as usize);
+        rows.block_tables.extend(request.blocks[..blocks].iter().map(|block| block.0));
+        rows.tokens.extend(&request.tokens[first_position..first_position + count]);
+        if scheduled.samples && done + count == scheduled.num_tokens as usize {
+            rows.sampling.push(((first_row + count - 1) as u32, index));
+        }
+        count
+    }
+}
+
+impl Runner for CpuRunner {
+    fn spec(&self) -> RunnerSpec {
+        self.spec
+    }
+
+    fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError> {
+        let started = Instant::now();
+        self.requests.apply(plan)?;
+        let mut sampled = Vec::new();
+        self.rows.clear();
+        for (index, scheduled) in plan.scheduled.iter().enumerate() {
+            let mut done = 0;
+            while done < scheduled.num_tokens as usize {
+                done += self.collect(scheduled, index, done);
+                if self.rows.tokens.len() == self.device.tokens_max() {
+                    self.run_rows(plan, progress, &mut sampled)?;
+                    self.rows.clear();
+                }
+            }
+        }
+        if !self.rows.tokens.is_empty() {
+            self.run_rows(plan, progress, &mut sampled)?;
+        }
+        Ok(StepResult { step: plan.step, sampled, execute: started.elapsed() })
+    }
+}
+
+impl RowBuffers {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.sequences.clear();
+        self.block_tables.clear();
+        self.sampling.clear();
+    }
+}

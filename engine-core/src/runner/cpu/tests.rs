@@ -1,0 +1,301 @@
+use std::sync::Arc;
+
+use pawl_shared::model_card::GgmlType;
+use pawl_shared::protocol::SamplingParams;
+
+use super::*;
+use crate::device::cpu::testing::{assert_same_bits, fast_isas};
+use crate::model::testing::TinyLlama;
+use crate::step::{BlockId, BlockTableUpdate, NewRequest, RequestKey};
+
+/// Tokens that each request samples.
+const OUTPUT: usize = 12;
+
+/// A runner, and the blocks it has handed out.
+struct Driver {
+    runner: CpuRunner,
+    progress: Progress,
+    step: u64,
+}
+
+/// What a request sampled, with the logprobs of the five best at each step.
+#[derive(Clone, Debug, PartialEq)]
+struct Text {
+    tokens: Vec<u32>,
+    logprobs: Vec<f32>,
+}
+
+fn driver(tiny: TinyLlama, config: CpuConfig) -> Driver {
+    let progress = Progress::default();
+    let runner = CpuRunner::load(&tiny.file(), &config, &progress, &mut |_| ()).unwrap();
+    Driver { runner, progress, step: 0 }
+}
+
+fn config(isa: Isa, threads: usize) -> CpuConfig {
+    CpuConfig {
+        threads: Some(threads),
+        isa: Some(isa.as_str().to_owned()),
+        num_blocks: Some(600),
+        max_model_len: Some(512),
+        ..CpuConfig::default()
+    }
+}
+
+fn sampling() -> Arc<SamplingParams> {
+    Arc::new(SamplingParams {
+        temperature: 0.8,
+        top_p: 0.95,
+        logprobs: Some(5),
+        ..SamplingParams::default()
+    })
+}
+
+fn prompt(index: usize) -> Arc<[u32]> {
+    let len = [1, 15, 16, 17, 33, 64, 100, 300][index % 8];
+    (0..len).map(|i| ((i * 37 + index * 11 + i * i) % 203) as u32).collect()
+}
+
+fn new_request(index: usize) -> NewRequest {
+    let (key, seed) = (RequestKey(index as u64), index as u64);
+    NewRequest { key, prompt: prompt(index), sampling: sampling(), seed }
+}
+
+/// Where a request's blocks lie: every way gives it room for prompt and output.
+fn table(index: usize, stride: usize, first: usize) -> Vec<BlockId> {
+    (0..20).map(|i| BlockId((first + index * 20 + (i * stride) % 20) as u32)).collect()
+}
+
+fn scheduled(index: usize, first: usize, count: usize, samples: bool) -> ScheduledRequest {
+    ScheduledRequest {
+        key: RequestKey(index as u64),
+        first_position: first as u32,
+        num_tokens: count as u32,
+        blocks: BlockTableUpdate::Append(Vec::new()),
+        samples,
+    }
+}
+
+impl Driver {
+    fn execute(&mut self, mut plan: StepPlan) -> Result<Vec<Sampled>, RunnerError> {
+        self.step += 1;
+        plan.step = self.step;
+        let result = self.runner.execute(&plan, &self.progress)?;
+        assert_eq!(result.step, self.step);
+        Ok(result.sampled)
+    }
+
+    /// Runs requests together: prompts in chunks of `chunk`, all rows of a step in one plan.
+    fn texts(&mut self, indices: &[usize], chunk: usize, stride: usize, first: usize) -> Vec<Text> {
+        let mut texts = vec![Text { tokens: Vec::new(), logprobs: Vec::new() }; indices.len()];
+        let mut computed = vec![0; indices.len()];
+        let mut plan = StepPlan {
+            new_requests: indices.iter().map(|&index| new_request(index)).collect(),
+            ..StepPlan::default()
+        };
+        while texts.iter().any(|text| text.tokens.len() < OUTPUT) {
+            for (slot, &index) in indices.iter().enumerate() {
+                if texts[slot].tokens.len() == OUTPUT {
+                    continue;
+                }
+                let known = prompt(index).len() + texts[slot].tokens.len();
+                let count = chunk.min(known - computed[slot]);
+                let end = computed[slot] + count;
+                let mut entry = scheduled(index, computed[slot], count, end == known);
+                if computed[slot] == 0 {
+                    entry.blocks = BlockTableUpdate::Replace(table(index, stride, first));
+                }
+                plan.scheduled.push(entry);
+                computed[slot] = end;
+            }
+            let sampled = self.execute(std::mem::take(&mut plan)).unwrap();
+            note(&mut texts, indices, sampled);
+        }
+        plan.finished = indices.iter().map(|&index| RequestKey(index as u64)).collect();
+        self.execute(plan).unwrap();
+        texts
+    }
+}
+
+fn note(texts: &mut [Text], indices: &[usize], sampled: Vec<Sampled>) {
+    for sampled in sampled {
+        let slot = indices.iter().position(|&index| index as u64 == sampled.key.0).unwrap();
+        texts[slot].tokens.extend(&sampled.tokens);
+        let rows = sampled.logprobs.unwrap();
+        texts[slot].logprobs.extend(rows.iter().flat_map(|row| row.logprobs.clone()));
+    }
+}
+
+fn assert_same_texts(found: &[Text], expected: &[Text], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let what = format!("{what}, request {index}");
+        assert_eq!(found.tokens, expected.tokens, "{what}");
+        assert_same_bits(&found.logprobs, &expected.logprobs, &what);
+    }
+}
+
+#[test]
+fn batch_chunks_blocks_and_threads_do_not_change_a_bit() {
+    let all: Vec<usize> = (0..16).collect();
+    for isa in [Isa::Scalar, Isa::best()] {
+        let mut driver = driver(TinyLlama::default(), config(isa, 2));
+        let alone: Vec<Text> =
+            all.iter().flat_map(|&index| driver.texts(&[index], 1000, 1, 1)).collect();
+        assert!(alone.iter().any(|text| text.tokens != alone[0].tokens), "requests differ");
+        let together = driver.texts(&all, 1000, 1, 1);
+        assert_same_texts(&together, &alone, "in a batch of 16");
+        assert_same_texts(&driver.texts(&all, 7, 1, 1), &alone, "chunked by 7");
+        assert_same_texts(&driver.texts(&all, 64, 7, 200), &alone, "in other blocks");
+        let mut other = self::driver(TinyLlama::default(), config(isa, 3));
+        assert_same_texts(&other.texts(&all, 1000, 1, 1), &alone, "on three threads");
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    let all: Vec<usize> = (0..8).collect();
+    for dtype in [GgmlType::Q4_0, GgmlType::Q8_0, GgmlType::F16, GgmlType::BF16] {
+        let tiny = TinyLlama { dtype, tied: false, ..TinyLlama::default() };
+        let expected = driver(tiny, config(Isa::Scalar, 1)).texts(&all, 50, 1, 1);
+        for isa in fast_isas() {
+            let found = driver(tiny, config(isa, 2)).texts(&all, 50, 1, 1);
+            assert_same_texts(&found, &expected, &format!("{isa:?} {dtype}"));
+        }
+    }
+}
+
+#[test]
+fn a_preempted_request_resumes_with_the_same_bits() {
+    let mut driver = driver(TinyLlama::default(), config(Isa::best(), 2));
+    let expected = driver.texts(&[6], 1000, 1, 1);
+    let mut text = Text { tokens: Vec::new(), logprobs: Vec::new() };
+    let prompt_len = prompt(6).len();
+    let mut plan = StepPlan { new_requests: vec![new_request(6)], ..StepPlan::default() };
+    for step in 0..OUTPUT {
+        let known = prompt_len + step;
+        let mut entry = scheduled(6, known - 1, 1, true);
+        // Preempted before the first and the sixth step: its blocks are others' now, and all its
+        // tokens run again, in one go.
+        if step == 0 || step == 5 {
+            entry = scheduled(6, 0, known, true);
+            entry.blocks = BlockTableUpdate::Replace(table(6, 3, 100 + step * 40));
+        }
+        plan.scheduled.push(entry);
+        let sampled = driver.execute(std::mem::take(&mut plan)).unwrap();
+        note(std::slice::from_mut(&mut text), &[6], sampled);
+    }
+    assert_same_texts(&[text], &expected, "preempted");
+}
+
+#[test]
+fn a_cached_prefix_gives_the_same_bits() {
+    let mut driver = driver(TinyLlama::default(), config(Isa::best(), 2));
+    let expected = driver.texts(&[7], 1000, 1, 1);
+    // The first 256 tokens are still in the blocks of the request above.
+    let mut text = Text { tokens: Vec::new(), logprobs: Vec::new() };
+    let prompt_len = prompt(7).len();
+    let mut entry = scheduled(7, 256, prompt_len - 256, true);
+    let mut blocks = table(7, 1, 1);
+    blocks[16..].copy_from_slice(&[500, 501, 502, 503].map(BlockId));
+    entry.blocks = BlockTableUpdate::Replace(blocks);
+    let mut plan = StepPlan { new_requests: vec![new_request(7)], ..StepPlan::default() };
+    plan.scheduled.push(entry);
+    for step in 0..OUTPUT {
+        let sampled = driver.execute(std::mem::take(&mut plan)).unwrap();
+        note(std::slice::from_mut(&mut text), &[7], sampled);
+        plan.scheduled.push(scheduled(7, prompt_len + step, 1, true));
+    }
+    assert_same_texts(&[text], &expected, "with a cached prefix");
+}
+
+#[test]
+fn a_plan_that_contradicts_is_refused() {
+    let refuse = |change: &dyn Fn(&mut StepPlan)| {
+        let mut driver = driver(TinyLlama::default(), config(Isa::Scalar, 1));
+        let mut first = scheduled(1, 0, 10, false);
+        first.blocks = BlockTableUpdate::Replace(vec![BlockId(3)]);
+        let plan = StepPlan {
+            new_requests: vec![new_request(1)],
+            scheduled: vec![first],
+            ..StepPlan::default()
+        };
+        driver.execute(plan).unwrap();
+        let mut plan =
+            StepPlan { scheduled: vec![scheduled(1, 10, 5, true)], ..StepPlan::default() };
+        change(&mut plan);
+        driver.execute(plan).map_or_else(|error| error.to_string(), |_| "accepted".to_owned())
+    };
+    let append = |plan: &mut StepPlan, block| {
+        plan.scheduled[0].blocks = BlockTableUpdate::Append(vec![BlockId(block)]);
+    };
+    let told = [
+        refuse(&|_| ()),
+        refuse(&|plan| plan.scheduled[0].key = RequestKey(2)),
+        refuse(&|plan| plan.finished = vec![RequestKey(1)]),
+        refuse(&|plan| plan.new_requests = vec![new_request(1)]),
+        refuse(&|plan| plan.scheduled.push(plan.scheduled[0].clone())),
+        refuse(&|plan| plan.scheduled[0].first_position = 9),
+        refuse(&|plan| plan.scheduled[0].num_tokens = 6),
+        refuse(&|plan| plan.scheduled[0].num_tokens = 0),
+        refuse(&|plan| plan.scheduled[0].samples = false),
+        refuse(&|plan| plan.scheduled[0].num_tokens = 4),
+        refuse(&|plan| append(plan, 0)),
+        refuse(&|plan| append(plan, 600)),
+        refuse(&|plan| plan.scheduled[0].blocks = BlockTableUpdate::Replace(Vec::new())),
+    ];
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    accepted
+    step 2 contradicts the runner's state: request 2 was never told
+    step 2 contradicts the runner's state: request 1 was never told
+    step 2 contradicts the runner's state: request 1 is not new
+    step 2 contradicts the runner's state: request 1 is scheduled twice
+    step 2 contradicts the runner's state: request 1: runs from position 9, but 10 are computed
+    step 2 contradicts the runner's state: request 1: runs 10..16 of 15 known tokens
+    step 2 contradicts the runner's state: request 1: runs 10..10 of 15 known tokens
+    step 2 contradicts the runner's state: request 1: samples = false, but the step ends at 15 of 15 known tokens
+    step 2 contradicts the runner's state: request 1: samples = true, but the step ends at 14 of 15 known tokens
+    step 2 contradicts the runner's state: request 1: block 0 is none of 1..600
+    step 2 contradicts the runner's state: request 1: block 600 is none of 1..600
+    step 2 contradicts the runner's state: request 1: runs to 15, its blocks hold 0 tokens
+    "#);
+}
+
+#[test]
+fn settings_that_will_not_do_are_refused() {
+    let refuse = |config: CpuConfig| {
+        let file = TinyLlama::default().file();
+        let loaded = CpuRunner::load(&file, &config, &Progress::default(), &mut |_| ());
+        loaded.map_or_else(|error| error.to_string(), |_| "accepted".to_owned())
+    };
+    let base = config(Isa::Scalar, 1);
+    let told = [
+        refuse(CpuConfig { max_model_len: Some(2000), ..base.clone() }),
+        refuse(CpuConfig { num_blocks: Some(32), ..base.clone() }),
+        refuse(CpuConfig { num_blocks: None, kv_cache_bytes: Some(100_000), ..base.clone() }),
+        refuse(CpuConfig { block_size: 8, ..base.clone() }),
+        refuse(CpuConfig { isa: Some("mmx".to_owned()), ..base }),
+    ];
+    // The last line names what this machine offers.
+    insta::with_settings!({ filters => vec![("choose one of .*", "choose one of […]")] }, {
+        insta::assert_snapshot!(told.join("\n"), @r#"
+        --max-model-len is 2000, but the model was made for up to 1024 tokens; choose 1 to 1024
+        the KV cache has 32 blocks of 16 tokens (8192 bytes each), but one sequence of --max-model-len 512 needs 33; give it more memory or lower --max-model-len
+        the KV cache has 12 blocks of 16 tokens (8192 bytes each), but one sequence of --max-model-len 512 needs 33; give it more memory or lower --max-model-len
+        --block-size is 8, but the CPU device needs a multiple of 16
+        CPU instruction set "mmx" is not available here; choose one of […]
+        "#);
+    });
+}
+
+#[test]
+fn loading_tells_how_far_it_is() {
+    let progress = Progress::default();
+    let mut told = Vec::new();
+    let config = config(Isa::best(), 2);
+    let file = TinyLlama::default().file();
+    CpuRunner::load(&file, &config, &progress, &mut |now| told.push(now)).unwrap();
+    assert!(told.is_sorted_by_key(|now| now.done_bytes));
+    let last = told.last().unwrap();
+    assert_eq!(last.done_bytes, last.total_bytes);
+    assert_eq!(progress.load(Ordering::Relaxed), told.len() as u64);
+}
