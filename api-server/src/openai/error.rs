@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 macro_rules! error_codes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, $kind:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal, $status:literal, $kind:literal;)*) => {
         /// Why a request was not served. The texts are part of the interface.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ErrorCode {
-            $($(#[$doc])* $name,)*
+            $($(#[doc = $doc])* $name,)*
         }
 
         impl ErrorCode {
@@ -29,6 +29,12 @@ macro_rules! error_codes {
             #[must_use]
             pub fn status(self) -> u16 {
                 match self { $(Self::$name => $status,)* }
+            }
+
+            /// When it is used, in a line.
+            #[must_use]
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$name => [$($doc),*][0].trim_ascii(),)* }
             }
 
             /// The text of the field `type`.
@@ -154,4 +160,36 @@ struct ErrorFields<'a> {
     kind: &'a str,
     param: Option<&'a str>,
     code: &'a str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference_markdown() -> String {
+        let mut table = "| `code` | status | `type` | when |\n|---|---|---|---|\n".to_owned();
+        for code in ErrorCode::ALL {
+            let (text, status, kind) = (code.as_str(), code.status(), code.kind());
+            let meaning = code.meaning().trim_end_matches('.');
+            table += &format!("| `{text}` | {status} | `{kind}` | {meaning} |\n");
+        }
+        table
+    }
+
+    /// `docs/api.md` carries the generated table between its markers; with `UPDATE_DOCS` set the
+    /// test writes it.
+    #[test]
+    fn the_reference_page_is_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md");
+        let page = std::fs::read_to_string(path).expect("docs/api.md is in the tree");
+        let (begin, end) = ("<!-- generated: begin -->\n", "<!-- generated: end -->\n");
+        let (before, rest) = page.split_once(begin).expect("the marker before the table");
+        let (_, after) = rest.split_once(end).expect("the marker after the table");
+        let current = format!("{before}{begin}\n{}\n{end}{after}", reference_markdown());
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, &current).expect("docs/api.md can be written");
+            return;
+        }
+        assert!(page == current, "docs/api.md is stale: run this test with UPDATE_DOCS=1");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod connections;
+mod counting;
 mod lifecycle;
 mod validation;
 
