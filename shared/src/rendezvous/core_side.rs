@@ -191,8 +191,10 @@ impl CoreRendezvous {
                 actions.push(CoreAction::Reply { to: from, message });
             }
             Ok(ControlMessage::Ack { epoch, bytes }) => match self.by_epoch(member, epoch) {
-                Some(client) => actions.push(CoreAction::Acknowledged { client, bytes }),
-                None => self.ignored += 1,
+                Some(client) if self.has_joined(client) => {
+                    actions.push(CoreAction::Acknowledged { client, bytes });
+                }
+                _ => self.ignored += 1,
             },
             Ok(other) => {
                 tracing::debug!(?other, "a frontend sent what only a core sends");
@@ -223,7 +225,19 @@ impl CoreRendezvous {
             }
             self.remove(client, LeaveReason::Replaced, actions);
         }
-        if let Some(client) = self.by_control(&from) {
+        // One control connection is one frontend, and so is one address: two links to the same
+        // ROUTER would show it the same identity twice.
+        let same: Vec<ClientId> = self
+            .members
+            .iter()
+            .filter(|(_, member)| {
+                matches!(&member.via, Via::Native { control, .. } if *control == from)
+                    || member.input == join.input
+                    || member.output == join.output
+            })
+            .map(|(client, _)| *client)
+            .collect();
+        for client in same {
             self.remove(client, LeaveReason::Replaced, actions);
         }
         if self.members.len() >= CLIENTS_MAX {
@@ -359,7 +373,9 @@ impl CoreRendezvous {
 
     fn on_tick(&mut self, now: Stamp, actions: &mut Vec<CoreAction>) {
         self.last_tick = now;
-        if !self.own_clock.may_judge(now, &self.heartbeat) {
+        // Frontends ping unasked: those of the time this process was stopped lie in the socket.
+        self.own_clock.jumped(now, &self.heartbeat);
+        if !self.own_clock.has_read_since(now, &self.heartbeat) {
             return;
         }
         let silence = self.heartbeat.silence;
@@ -417,6 +433,10 @@ impl CoreRendezvous {
         if self.initialised.remove(&dialer) {
             actions.push(CoreAction::HandshakeAgain { dialer });
         }
+    }
+
+    fn has_joined(&self, client: ClientId) -> bool {
+        self.members.get(&client).is_some_and(|member| member.phase == Phase::Joined)
     }
 
     fn by_control(&self, from: &PeerId) -> Option<ClientId> {

@@ -152,7 +152,7 @@ impl FrontendRendezvous {
     pub fn handle(&mut self, now: Stamp, input: FrontendInput) -> Vec<FrontendAction> {
         let mut actions = Vec::new();
         match input {
-            FrontendInput::Opened { input, output } => {
+            FrontendInput::Opened { input, output } if matches!(self.phase, Phase::Opening) => {
                 self.phase = Phase::Joining { welcome: None, ready: None };
                 self.heard = now;
                 self.last_tick = now;
@@ -163,7 +163,10 @@ impl FrontendRendezvous {
                 let join = Join { input, output, pid, instance, epoch, role: self.role };
                 actions.push(FrontendAction::Send(ControlMessage::Join(join)));
             }
-            FrontendInput::OpenFailed { reason } => self.refuse(reason, &mut actions),
+            FrontendInput::OpenFailed { reason } if matches!(self.phase, Phase::Opening) => {
+                self.refuse(reason, &mut actions);
+            }
+            FrontendInput::Opened { .. } | FrontendInput::OpenFailed { .. } => self.ignored += 1,
             FrontendInput::Control(message) => self.on_control(now, &message, &mut actions),
             FrontendInput::Handshake { engine_index, ready } => {
                 self.on_handshake(now, engine_index, ready, &mut actions);
@@ -264,6 +267,7 @@ impl FrontendRendezvous {
         actions: &mut Vec<FrontendAction>,
     ) {
         match &mut self.phase {
+            _ if self.joins => self.ignored += 1,
             // A second HELLO comes from an engine that began anew: what the first said is void.
             Phase::Joining { welcome, ready } if !is_ready => {
                 (*welcome, *ready) = (None, None);
@@ -339,7 +343,14 @@ impl FrontendRendezvous {
     }
 
     fn judge(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
-        let may_judge = self.own_clock.may_judge(now, &self.heartbeat);
+        // A core answers only what it is asked, and while this process was stopped it asked
+        // nothing: the time before says nothing about the core.
+        if self.own_clock.jumped(now, &self.heartbeat) {
+            self.heard = now;
+            if let Phase::Up { progressed, .. } = &mut self.phase {
+                *progressed = now;
+            }
+        }
         let silent_for = now.since(self.heard);
         let HeartbeatConfig { silence, dead, .. } = self.heartbeat;
         match &mut self.phase {
@@ -349,14 +360,14 @@ impl FrontendRendezvous {
                     if std::mem::take(hung) {
                         actions.push(FrontendAction::Resumed);
                     }
-                } else if may_judge && stuck_for >= dead {
+                } else if stuck_for >= dead {
                     let reason = format!("the core hung for {} s", stuck_for.as_secs());
                     self.down(reason, actions);
-                } else if may_judge && !std::mem::replace(hung, true) {
+                } else if !std::mem::replace(hung, true) {
                     actions.push(FrontendAction::Hung { silent_for: stuck_for });
                 }
             }
-            Phase::Joining { .. } if may_judge && silent_for >= silence => {
+            Phase::Joining { .. } if silent_for >= silence => {
                 self.down("the core does not answer the join".into(), actions);
             }
             Phase::Leaving if silent_for >= silence => {

@@ -28,25 +28,30 @@ impl Default for HeartbeatConfig {
     }
 }
 
-/// Notices that this process was stopped (SIGSTOP, a suspended machine, a debugger).
-///
-/// What a peer said meanwhile still lies unread in the sockets, so its silence means nothing yet:
-/// judging waits two intervals, in which the sockets are read and one more ping is answered.
+/// Notices that this process was itself stopped (SIGSTOP, a suspended machine, a debugger): what its
+/// peers said meanwhile lies unread in its sockets, so it must not judge their silence yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnClock {
     last: Option<Stamp>,
-    judge_from: Option<Stamp>,
+    jumped_at: Option<Stamp>,
 }
 
 impl OwnClock {
-    /// Takes note of the time; returns whether peers may be judged at it.
-    pub fn may_judge(&mut self, now: Stamp, config: &HeartbeatConfig) -> bool {
-        // Ticks come each interval, so only what goes beyond that is a jump.
+    /// Takes note of the time, to be called each interval; whether it jumped since the last call.
+    pub fn jumped(&mut self, now: Stamp, config: &HeartbeatConfig) -> bool {
+        // Calls come each interval, so only what goes beyond that is a jump.
         let allowed = config.own_jump.max(config.interval);
-        if self.last.is_some_and(|last| now.since(last) > allowed) {
-            self.judge_from = Some(now + 2 * config.interval);
-        }
+        let jumped = self.last.is_some_and(|last| now.since(last) > allowed);
         self.last = Some(now);
-        self.judge_from.is_none_or(|from| now >= from)
+        if jumped {
+            self.jumped_at = Some(now);
+        }
+        jumped
+    }
+
+    /// Whether the sockets have surely been read since the last jump.
+    #[must_use]
+    pub fn has_read_since(&self, now: Stamp, config: &HeartbeatConfig) -> bool {
+        self.jumped_at.is_none_or(|at| now.since(at) >= 2 * config.interval)
     }
 }

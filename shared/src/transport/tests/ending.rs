@@ -143,6 +143,48 @@ async fn what_was_sent_just_before_a_close_arrives_with_the_death_notice() {
     }
 }
 
+#[tokio::test]
+async fn a_core_that_does_not_answer_hangs_and_resumes_without_a_loss() {
+    let (_dir, address) = ipc();
+    let heartbeat = HeartbeatConfig {
+        interval: Duration::from_millis(50),
+        silence: Duration::from_millis(500),
+        ..HeartbeatConfig::default()
+    };
+    let config = CoreEndpointConfig { heartbeat, ..CoreEndpointConfig::new(vec![address.clone()]) };
+    let mut core = TestCore::start(config).await;
+    core.tell(|core| core.set_ready(frames("ready"))).await;
+    let config = FrontendEndpointConfig {
+        heartbeat,
+        ..FrontendEndpointConfig::new(CoreAt::Join(address.clone()))
+    };
+    let (mut frontend, sender) = FrontendEndpoint::start(config).await.unwrap();
+    up(&mut frontend).await;
+    let client = core.joined().await;
+
+    // Nobody polls the endpoint: that is what a stuck io thread looks like.
+    let mut endpoint = core.endpoint().await;
+    let hung = next(&mut frontend).await;
+    assert!(matches!(hung, FrontendEvent::Hung { .. }), "{hung:?}");
+    sender.try_send(frames("ADD meanwhile")).unwrap();
+    endpoint.send(client, frames("meanwhile")).unwrap();
+    assert_eq!(message(&mut frontend).await, "meanwhile");
+
+    let polled = tokio::spawn(async move {
+        let event = endpoint.next().await;
+        // Goes on answering pings until the test is over.
+        tokio::select! {
+            _ = endpoint.next() => {}
+            () = tokio::time::sleep(DEADLINE) => {}
+        }
+        event
+    });
+    assert_eq!(next(&mut frontend).await, FrontendEvent::Resumed);
+    drop(frontend);
+    let event = polled.await.unwrap();
+    assert_eq!(event, CoreEvent::Message { client, frames: frames("ADD meanwhile") });
+}
+
 /// Descriptors and threads of this process.
 fn resources() -> (usize, usize) {
     let count = |path| std::fs::read_dir(path).unwrap().count();

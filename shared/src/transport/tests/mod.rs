@@ -3,6 +3,7 @@
 mod ending;
 mod handshake;
 mod joining;
+mod places;
 
 use std::time::Duration;
 
