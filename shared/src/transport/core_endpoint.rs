@@ -125,6 +125,9 @@ impl CoreEndpoint {
     /// Listens at once. Joins are held until [`CoreEndpoint::set_ready`].
     #[expect(clippy::unused_async, reason = "sockets may need the runtime to be bound")]
     pub async fn bind(config: CoreEndpointConfig) -> Result<Self, TransportError> {
+        if config.engine_index > u32::from(u16::MAX) {
+            return Err(TransportError::EngineIndex(config.engine_index));
+        }
         let mut bound = Vec::new();
         for address in &config.listen {
             if !address.is_local() {

@@ -43,7 +43,7 @@ pub(super) struct LinkPlan {
 
 /// The identity a core shows on each of its sockets.
 pub(super) fn engine_identity(engine_index: u32) -> Bytes {
-    // Engine indices beyond u16 cannot be configured: the wire has two bytes.
+    // A larger index has been refused when the endpoint was bound.
     Bytes::copy_from_slice(&(engine_index as u16).to_le_bytes())
 }
 

@@ -97,6 +97,9 @@ pub enum TransportError {
         /// Why.
         source: std::io::Error,
     },
+    /// The wire has two bytes for it.
+    #[error("engine index {0} is too large: the wire carries 0 to 65535")]
+    EngineIndex(u32),
     /// The core's host.
     #[error("cannot find a way to {address}: {source}; name our host with --advertise")]
     Resolve {

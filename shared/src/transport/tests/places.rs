@@ -73,6 +73,27 @@ fn the_folder_is_for_its_owner_alone_and_goes_with_its_run() {
     assert!(!path.exists());
 }
 
+#[test]
+fn the_folder_of_a_killed_run_is_removed_by_the_next_and_that_of_a_living_one_is_not() {
+    let base = SocketDir::create(&std::env::temp_dir()).unwrap();
+    let living = SocketDir::create(base.path()).unwrap();
+    // A killed run leaves its folder, with a lock that nobody holds, made some time ago.
+    let killed = base.path().join("pawl-0badf00d");
+    std::fs::create_dir(&killed).unwrap();
+    let lock = std::fs::File::create(killed.join("lock")).unwrap();
+    let some_time_ago = std::time::SystemTime::now() - Duration::from_secs(60);
+    for file in [&lock, &std::fs::File::open(living.path().join("lock")).unwrap()] {
+        file.set_modified(some_time_ago).unwrap();
+    }
+    drop(lock);
+    let foreign = base.path().join("pawl-0badbeef");
+    std::fs::create_dir(&foreign).unwrap();
+
+    let next = SocketDir::create(base.path()).unwrap();
+    let there = [&killed, living.path(), &foreign, next.path()].map(|path| path.exists());
+    assert_eq!(there, [false, true, true, true]);
+}
+
 async fn bind_error(address: &Address) -> String {
     let config = CoreEndpointConfig::new(vec![address.clone()]);
     match CoreEndpoint::bind(config).await {
