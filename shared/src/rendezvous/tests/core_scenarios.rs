@@ -89,7 +89,7 @@ fn joins_are_held_until_the_core_is_ready_and_pings_answered_meanwhile() {
         ping A 5
         ready
         up 0
-        join B bob 9
+        join B tap 9
         up 1
         "
     ), @r#"
@@ -104,12 +104,12 @@ fn joins_are_held_until_the_core_is_ready_and_pings_answered_meanwhile() {
         open link 0 to ipc:///in-alice-5, acknowledges: true
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 5, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 5)" }
-    > join B bob 9
-        open link 1 to ipc:///in-bob-9, acknowledges: true
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 5)", role: Frontend }
+    > join B tap 9
+        open link 1 to ipc:///in-tap-9, acknowledges: true
     > up 1
         reply to B: Welcome { client_index: 1, epoch: 9, engine_index: 0 }
-        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 9)" }
+        Joined { client: ClientId(1), peer: "tap tap (pid 7, epoch 9)", role: Tap }
     "#);
 }
 
@@ -131,10 +131,10 @@ fn leave_undoes_a_join_and_may_come_twice() {
         open link 0 to ipc:///in-alice-1, acknowledges: true
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)", role: Frontend }
     > leave A 1
         CloseLink { client: ClientId(0) }
-        Left { client: ClientId(0), reason: Left }
+        Left { client: ClientId(0), reason: Left, role: Frontend }
         reply to A: LeaveDone { epoch: 1 }
     > leave A 1
         reply to A: LeaveDone { epoch: 1 }
@@ -166,24 +166,24 @@ fn one_frontend_never_has_two_links() {
     > join A alice 5
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 5, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 5)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 5)", role: Frontend }
     > join A alice 5
         reply to A: Welcome { client_index: 0, epoch: 5, engine_index: 0 }
     > join A2 alice 6
         CloseLink { client: ClientId(0) }
         reply to A: Gone { epoch: 5, reason: "it joined again" }
-        Left { client: ClientId(0), reason: Replaced }
+        Left { client: ClientId(0), reason: Replaced, role: Frontend }
         open link 1 to ipc:///in-alice-6, acknowledges: true
     > gone A
     > up 1
         reply to A2: Welcome { client_index: 1, epoch: 6, engine_index: 0 }
-        Joined { client: ClientId(1), peer: "frontend alice (pid 7, epoch 6)" }
+        Joined { client: ClientId(1), peer: "frontend alice (pid 7, epoch 6)", role: Frontend }
     > join A2 alice 5
         reply to A2: Refused { version: 1, reason: "epoch 6 of it has joined since" }
     > join A2 other 1
         CloseLink { client: ClientId(1) }
         reply to A2: Gone { epoch: 6, reason: "it joined again" }
-        Left { client: ClientId(1), reason: Replaced }
+        Left { client: ClientId(1), reason: Replaced, role: Frontend }
         open link 2 to ipc:///in-other-1, acknowledges: true
     "#);
 }
@@ -223,18 +223,18 @@ fn a_closed_control_connection_or_a_lost_link_ends_a_client() {
         open link 2 to ipc:///in-carol-1, acknowledges: true
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)", role: Frontend }
     > up 1
         reply to B: Welcome { client_index: 1, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)" }
+        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)", role: Frontend }
     > gone A
         CloseLink { client: ClientId(0) }
         reply to A: Gone { epoch: 1, reason: "its connection closed" }
-        Left { client: ClientId(0), reason: Disconnected }
+        Left { client: ClientId(0), reason: Disconnected, role: Frontend }
     > down 1
         CloseLink { client: ClientId(1) }
         reply to B: Gone { epoch: 1, reason: "its connection closed" }
-        Left { client: ClientId(1), reason: Disconnected }
+        Left { client: ClientId(1), reason: Disconnected, role: Frontend }
     > down 2
         CloseLink { client: ClientId(2) }
         reply to C: Gone { epoch: 1, reason: "its connection closed" }
@@ -268,10 +268,10 @@ fn silence_ends_a_client_but_not_one_that_pings() {
         open link 1 to ipc:///in-bob-1, acknowledges: true
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)", role: Frontend }
     > up 1
         reply to B: Welcome { client_index: 1, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)" }
+        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)", role: Frontend }
     > beats 6
     > ping B 1
         reply to B: Pong { epoch: 1, seq: 1, progress: 0, busy: false }
@@ -279,7 +279,7 @@ fn silence_ends_a_client_but_not_one_that_pings() {
     > beats 1
         CloseLink { client: ClientId(0) }
         reply to A: Gone { epoch: 1, reason: "it was silent for too long" }
-        Left { client: ClientId(0), reason: Silent }
+        Left { client: ClientId(0), reason: Silent, role: Frontend }
     > beats 5
     "#);
 }
@@ -308,10 +308,10 @@ fn a_core_that_was_stopped_reads_before_it_judges() {
         open link 1 to ipc:///in-bob-1, acknowledges: true
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)", role: Frontend }
     > up 1
         reply to B: Welcome { client_index: 1, epoch: 1, engine_index: 0 }
-        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)" }
+        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)", role: Frontend }
     > beats 1
     > wait 30000
     > tick
@@ -321,7 +321,7 @@ fn a_core_that_was_stopped_reads_before_it_judges() {
     > beats 1
         CloseLink { client: ClientId(0) }
         reply to A: Gone { epoch: 1, reason: "it was silent for too long" }
-        Left { client: ClientId(0), reason: Silent }
+        Left { client: ClientId(0), reason: Silent, role: Frontend }
     "#);
 }
 
@@ -348,7 +348,7 @@ fn garbage_is_counted_and_an_ack_needs_its_epoch() {
     > ack A 3 10
     > up 0
         reply to A: Welcome { client_index: 0, epoch: 3, engine_index: 0 }
-        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 3)" }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 3)", role: Frontend }
     > ack A 3 1000
         Acknowledged { client: ClientId(0), bytes: 1000 }
     > ack A 2 2000
@@ -386,18 +386,18 @@ fn a_handshake_is_done_when_all_its_links_stand_and_begins_again_when_none_does(
         open link 0 to ipc:///in0, acknowledges: false
         open link 1 to ipc:///in1, acknowledges: false
     > up 0
-        Joined { client: ClientId(0), peer: "vLLM frontend at ipc:///in0" }
+        Joined { client: ClientId(0), peer: "vLLM frontend at ipc:///in0", role: Frontend }
     > up 1
-        Joined { client: ClientId(1), peer: "vLLM frontend at ipc:///in1" }
+        Joined { client: ClientId(1), peer: "vLLM frontend at ipc:///in1", role: Frontend }
         HandshakeDone { dialer: 0 }
     > beats 20
     > down 0
         CloseLink { client: ClientId(0) }
-        Left { client: ClientId(0), reason: Disconnected }
+        Left { client: ClientId(0), reason: Disconnected, role: Frontend }
     > down 1
         CloseLink { client: ClientId(1) }
         HandshakeAgain { dialer: 0 }
-        Left { client: ClientId(1), reason: Disconnected }
+        Left { client: ClientId(1), reason: Disconnected, role: Frontend }
     > init 0 1
         open link 2 to ipc:///in0, acknowledges: false
     > down 2
@@ -407,10 +407,10 @@ fn a_handshake_is_done_when_all_its_links_stand_and_begins_again_when_none_does(
         open link 3 to ipc:///in0, acknowledges: false
         open link 4 to ipc:///in1, acknowledges: false
     > up 3
-        Joined { client: ClientId(3), peer: "vLLM frontend at ipc:///in0" }
+        Joined { client: ClientId(3), peer: "vLLM frontend at ipc:///in0", role: Frontend }
     > down 4
         CloseLink { client: ClientId(3) }
-        Left { client: ClientId(3), reason: Disconnected }
+        Left { client: ClientId(3), reason: Disconnected, role: Frontend }
         CloseLink { client: ClientId(4) }
         HandshakeAgain { dialer: 0 }
     > init 0 0

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::message::{ControlMessage, Join};
+use super::message::{ControlMessage, Join, Role};
 use super::*;
 use crate::clock::{Clock, ManualClock};
 
@@ -42,6 +42,7 @@ fn join_of(instance: &str, epoch: u64) -> ControlMessage {
         pid: 7,
         instance: instance.to_owned(),
         epoch,
+        role: if instance == "tap" { Role::Tap } else { Role::Frontend },
     })
 }
 

@@ -9,7 +9,7 @@ use super::*;
 /// A few names and numbers, so that they meet.
 fn any_message() -> impl Strategy<Value = ControlMessage> {
     let epoch = 0_u64..4;
-    let instance = prop::sample::select(vec!["alice", "bob"]);
+    let instance = prop::sample::select(vec!["alice", "bob", "tap"]);
     prop_oneof![
         (instance, epoch.clone()).prop_map(|(instance, epoch)| join_of(instance, epoch)),
         (2_u64..4).prop_map(ControlMessage::JoinOfVersion),
