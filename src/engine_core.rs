@@ -1,16 +1,19 @@
 //! `pawl engine-core`: flags to a [`pawl_engine_core::CoreConfig`], and its run.
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use pawl_engine_core::runner::cpu::{CpuConfig, KvCacheDtype, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
 use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
 use pawl_engine_core::{CoreConfig, RunnerChoice};
 use pawl_shared::transport::Address;
 
-use crate::cli::{CoreFlags, Count, RunnerKind, SchedulingPolicy, SharedFlags};
+use crate::cli::{CoreFlags, Count, DeviceKind, RunnerKind, SchedulingPolicy, SharedFlags};
+use crate::progress::Progress;
 
 #[derive(Clone, Debug, Args)]
 pub struct EngineCoreArgs {
@@ -63,7 +66,12 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
         }
         RunnerKind::Model => {
             let model = crate::model::resolve_model(args.model.as_deref())?;
-            anyhow::bail!("{} cannot be run yet; try --runner mock", model.display())
+            let runner = match flags.device {
+                DeviceKind::Auto | DeviceKind::Cpu => {
+                    RunnerChoice::Cpu(cpu_config(flags, max_model_len))
+                }
+            };
+            (runner, Some(model))
         }
     };
     let seed = match flags.seed {
@@ -102,6 +110,7 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
         depth: flags.depth(),
         seed,
         shutdown_timeout: args.shared.shutdown_timeout(),
+        on_load: load_bar(),
         ..CoreConfig::default()
     })
 }
@@ -120,6 +129,38 @@ fn mock_config(flags: &CoreFlags) -> MockConfig {
     }
 }
 
+fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {
+    CpuConfig {
+        threads: flags.threads,
+        kv_cache_dtype: match flags.kv_cache_dtype {
+            crate::cli::KvCacheDtype::Auto => KvCacheDtype::Auto,
+            crate::cli::KvCacheDtype::F16 => KvCacheDtype::F16,
+            crate::cli::KvCacheDtype::Bf16 => KvCacheDtype::BF16,
+            crate::cli::KvCacheDtype::F32 => KvCacheDtype::F32,
+        },
+        block_size: flags.block_size,
+        num_blocks: flags.num_gpu_blocks_override,
+        kv_cache_bytes: flags.kv_cache_memory_bytes.map(|bytes| bytes.0),
+        max_model_len,
+        isa: flags.cpu_isa.clone(),
+    }
+}
+
 fn narrow(flag: &str, count: Count) -> anyhow::Result<u32> {
     u32::try_from(count.0).with_context(|| format!("{flag} {count} is more than {}", u32::MAX))
+}
+
+/// Draws how far the model has been loaded; the bar is made when the first weight is there.
+fn load_bar() -> Arc<dyn Fn(LoadProgress) + Send + Sync> {
+    let bar: Mutex<Option<Progress>> = Mutex::new(None);
+    Arc::new(move |loaded: LoadProgress| {
+        let mut bar = bar.lock().expect("drawing a bar does not panic");
+        let drawn = bar.get_or_insert_with(|| Progress::start("loading", loaded.total_bytes));
+        drawn.set(loaded.done_bytes);
+        if loaded.done_bytes == loaded.total_bytes
+            && let Some(bar) = bar.take()
+        {
+            bar.finish();
+        }
+    })
 }

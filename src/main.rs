@@ -6,6 +6,7 @@ mod doctor;
 mod engine_core;
 mod frames;
 mod model;
+mod progress;
 mod serve;
 
 use std::process::ExitCode;

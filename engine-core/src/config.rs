@@ -7,6 +7,7 @@ use std::time::Duration;
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::transport::{Address, HeartbeatConfig};
 
+use crate::runner::cpu::{CpuConfig, LoadProgress};
 use crate::runner::mock::MockConfig;
 use crate::scheduler::SchedulerConfig;
 
@@ -40,6 +41,8 @@ pub struct CoreConfig {
     pub shutdown_timeout: Duration,
     /// When a silent frontend counts as gone.
     pub heartbeat: HeartbeatConfig,
+    /// Is told how far loading has come, after each weight.
+    pub on_load: Arc<dyn Fn(LoadProgress) + Send + Sync>,
     /// The time.
     pub clock: Arc<dyn Clock>,
 }
@@ -61,6 +64,7 @@ impl Default for CoreConfig {
             seed: 0,
             shutdown_timeout: Duration::ZERO,
             heartbeat: HeartbeatConfig::default(),
+            on_load: Arc::new(|_| ()),
             clock: Arc::new(SystemClock),
         }
     }
@@ -79,4 +83,6 @@ impl CoreConfig {
 pub enum RunnerChoice {
     /// Made-up tokens, no model.
     Mock(MockConfig),
+    /// The model, on this machine's cores.
+    Cpu(CpuConfig),
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use pawl_shared::model_card::{DEFAULT_MODEL, PackagedModel, models_folder};
 use sha2::{Digest, Sha256};
 
-use super::progress::Progress;
+use crate::progress::Progress;
 
 /// Said where there is no folder to keep models in.
 pub(super) const NO_CACHE: &str =

@@ -6,7 +6,6 @@
 
 mod fetch;
 mod hub;
-mod progress;
 mod show;
 
 use std::io::Write as _;

@@ -22,6 +22,7 @@ use crate::engine::driver::{self, EngineChannels};
 use crate::engine::{Engine, EngineConfig, Inbox};
 use crate::io::{self, EngineEnd, IoChannels, IoContext};
 use crate::kv_cache::CacheConfig;
+use crate::runner::cpu::CpuRunner;
 use crate::runner::mock::MockRunner;
 use crate::runner::{self, Loaded, RunnerChannels, catch_panic};
 use crate::step::{Progress, RunnerSpec};
@@ -210,8 +211,18 @@ fn wait_for_model(
     }
 }
 
-fn load(config: &CoreConfig, _progress: &Progress) -> anyhow::Result<Loaded<ModelCard>> {
+fn load(config: &CoreConfig, progress: &Progress) -> anyhow::Result<Loaded<ModelCard>> {
     match &config.runner {
+        RunnerChoice::Cpu(cpu) => {
+            let path = config.model.as_deref().context("no model file is named")?;
+            let cannot_use = || format!("cannot use {}", path.display());
+            let file = GgufFile::open(path)?;
+            let card = ModelCard::from_gguf(&file).with_context(cannot_use)?;
+            let on_load = &config.on_load;
+            let runner = CpuRunner::load(&file, cpu, progress, &mut |loaded| on_load(loaded))
+                .with_context(cannot_use)?;
+            Ok(Loaded { runner: Box::new(runner), card })
+        }
         RunnerChoice::Mock(mock) => {
             let card = match &config.model {
                 None => ModelCard::mock(),

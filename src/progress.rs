@@ -1,11 +1,11 @@
-//! How far a fetch is: a bar on a terminal, a line at each tenth elsewhere.
+//! How far a long piece of work is: a bar on a terminal, a line at each tenth elsewhere.
 
 use std::io::IsTerminal as _;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Progress of one named piece of work, on standard error.
-pub(super) struct Progress {
+pub struct Progress {
     what: &'static str,
     total: u64,
     /// Without a terminal there is no bar.
