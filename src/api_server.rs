@@ -9,7 +9,7 @@ use clap::Args;
 use pawl_api_server::{FrontendConfig, HttpLimits, RequestTimingMode};
 use pawl_shared::transport::{Address, CoreAt};
 
-use crate::cli::{FrontendFlags, RequestTiming, SchedulingPolicy, SharedFlags};
+use crate::cli::{ApiFlags, FrontendFlags, RequestTiming, SchedulingPolicy, SharedFlags};
 
 #[derive(Clone, Debug, Args)]
 pub struct ApiServerArgs {
@@ -75,17 +75,12 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         Some(_) => Some(crate::model::resolve_model(args.model.as_deref())?),
         None => None,
     };
-    let custom_histogram_buckets = match &flags.custom_histogram_buckets {
-        Some(json) => serde_json::from_str(json).context(
-            "--custom-histogram-buckets: write JSON such as {\"time_to_first_token\": [0.1, 1]}",
-        )?,
-        None => BTreeMap::new(),
-    };
     let admin_port = match flags.admin_port {
         None if flags.port == 0 => 0,
         None => flags.port.checked_add(1000).context("--admin-port: port + 1000 passes 65535")?,
         Some(port) => port,
     };
+    let settings = api_settings(&flags.api, &args.shared, args.scheduling_policy)?;
     Ok(FrontendConfig {
         host: flags.host.clone(),
         port: flags.port,
@@ -97,16 +92,37 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         model,
         socket_dir: args.socket_dir.clone(),
         advertise: args.advertise.clone(),
-        served_model_names: args.shared.served_model_name.clone(),
+        api_keys: flags.api_key.clone(),
+        allowed_origins: flags.allowed_origins.clone(),
+        limits: HttpLimits { connections_max: flags.max_connections, ..settings.limits.clone() },
+        ..settings
+    })
+}
+
+/// A frontend's settings as far as they say how requests are answered; the rest is at its default.
+///
+/// # Errors
+/// When a value cannot be read; the text names the flag.
+pub fn api_settings(
+    flags: &ApiFlags,
+    shared: &SharedFlags,
+    policy: SchedulingPolicy,
+) -> anyhow::Result<FrontendConfig> {
+    let custom_histogram_buckets = match &flags.custom_histogram_buckets {
+        Some(json) => serde_json::from_str(json).context(
+            "--custom-histogram-buckets: write JSON such as {\"time_to_first_token\": [0.1, 1]}",
+        )?,
+        None => BTreeMap::new(),
+    };
+    Ok(FrontendConfig {
+        served_model_names: shared.served_model_name.clone(),
         chat_template: flags.chat_template.clone(),
         trust_request_chat_template: flags.trust_request_chat_template,
         response_role: flags.response_role.clone(),
-        api_keys: flags.api_key.clone(),
-        allowed_origins: flags.allowed_origins.clone(),
         max_logprobs: flags.max_logprobs,
         max_n: flags.max_n,
-        max_num_queued_reqs: Some(args.shared.max_num_queued_reqs),
-        priority_scheduling: args.scheduling_policy == SchedulingPolicy::Priority,
+        max_num_queued_reqs: Some(shared.max_num_queued_reqs),
+        priority_scheduling: policy == SchedulingPolicy::Priority,
         enable_prompt_tokens_details: flags.enable_prompt_tokens_details,
         enable_request_id_headers: flags.enable_request_id_headers,
         request_timing: match flags.request_timing {
@@ -116,9 +132,8 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         },
         disable_log_stats: flags.disable_log_stats,
         custom_histogram_buckets,
-        shutdown_timeout: args.shared.shutdown_timeout(),
+        shutdown_timeout: shared.shutdown_timeout(),
         limits: HttpLimits {
-            connections_max: flags.max_connections,
             body_bytes_max: usize::try_from(flags.max_body_bytes.0)?,
             ..HttpLimits::default()
         },

@@ -1,6 +1,7 @@
 //! The command `pawl`: one binary, whose parts run as separate processes of it.
 
 mod api_server;
+mod batch;
 mod cli;
 mod doctor;
 mod engine_core;
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    pawl_shared::telemetry::init(cli.log.log_format.into(), &cli.log.log_level);
+    pawl_shared::telemetry::init(cli.log.log_format.into(), &cli.log_filter());
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
@@ -37,6 +38,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => serve::run(*args, &cli.log),
         Command::EngineCore(args) => engine_core::run(*args),
         Command::ApiServer(args) => api_server::run(*args),
+        Command::Batch(args) => batch::run(*args, &cli.log),
         Command::Frames(args) => frames::run(args),
         Command::Model(args) => model::run(args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args),

@@ -5,6 +5,7 @@
 //! - [`detokenizer`]: token ids to text, piece by piece, never splitting a character;
 //! - [`server`], [`config`]: its life, and what it is started with;
 //! - [`http`], [`admin`]: the routes of the two ports;
+//! - [`embedded`]: the same routes without a port, for offline use;
 //! - [`openai`]: requests and answers as types, checked field by field;
 //! - [`chat_template`]: from a chat's messages to the text of a prompt;
 //! - [`metrics`]: the registry behind `/metrics` (the one folder that names the metrics crate).
@@ -15,6 +16,7 @@ pub mod admin;
 pub mod chat_template;
 pub mod config;
 pub mod detokenizer;
+pub mod embedded;
 pub mod engine_client;
 pub mod http;
 pub mod metrics;
@@ -23,5 +25,6 @@ pub mod output_handler;
 pub mod server;
 
 pub use config::{FrontendConfig, HttpLimits, RequestTimingMode};
+pub use embedded::Embedded;
 pub use http::listener::bind_shared;
 pub use server::run;

@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, MetricsConfig};
 /// How long answers may take to end once they were aborted.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// How long taking leave of the core may take.
-const LEAVE_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const LEAVE_GRACE: Duration = Duration::from_secs(1);
 /// How long connections may take to send their last bytes.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
@@ -42,6 +42,17 @@ pub struct Bound {
 /// # Errors
 /// When a port, a socket or a file cannot be had, or a template not be parsed.
 pub async fn run(config: FrontendConfig, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let (app, client) = connect(config).await?;
+    let served = serve(app, shutdown, |_| {}).await;
+    client.shutdown(LEAVE_GRACE).await;
+    served
+}
+
+/// Begins to look for the core; what comes of it is an app that can be served.
+///
+/// # Errors
+/// When a socket or a file cannot be had, or a template not be parsed.
+pub async fn connect(config: FrontendConfig) -> anyhow::Result<(Arc<App>, EngineClient)> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let template = config.chat_template.as_deref().map(read_template).transpose()?;
     let metrics = Arc::new(Metrics::new(MetricsConfig {
@@ -63,9 +74,7 @@ pub async fn run(config: FrontendConfig, shutdown: CancellationToken) -> anyhow:
     .context("while setting up the sockets for the core")?;
     let engine = Arc::new(client.clone());
     let app = Arc::new(App::new(config, engine, metrics, clock, template));
-    let served = serve(app, shutdown, |_| {}).await;
-    client.shutdown(LEAVE_GRACE).await;
-    served
+    Ok((app, client))
 }
 
 fn endpoint(

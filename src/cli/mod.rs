@@ -4,6 +4,7 @@
 //! (`PAWL_MAX_NUM_SEQS` for `--max-num-seqs`), the file named by `--config`. A file's values are
 //! handed to clap as defaults, so that they are checked and explained like typed ones.
 
+mod api_flags;
 mod core_flags;
 mod file;
 mod frontend_flags;
@@ -13,9 +14,10 @@ mod units;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+pub use api_flags::{ApiFlags, RequestTiming};
 pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
 pub use file::{remove_flag_variables, write_config};
-pub use frontend_flags::{FrontendFlags, RequestTiming};
+pub use frontend_flags::FrontendFlags;
 pub use shared_flags::SharedFlags;
 pub use units::{Bytes, Count};
 
@@ -69,12 +71,25 @@ pub enum Command {
     EngineCore(Box<crate::engine_core::EngineCoreArgs>),
     /// Run one frontend of a core that runs elsewhere
     ApiServer(Box<crate::api_server::ApiServerArgs>),
+    /// Answer a file of requests offline
+    Batch(Box<crate::batch::BatchArgs>),
     /// Look at the frames between core and frontends
     Frames(crate::frames::FramesArgs),
     /// Get and look at models
     Model(crate::model::ModelArgs),
     /// Say what this machine offers
     Doctor(crate::doctor::DoctorArgs),
+}
+
+impl Cli {
+    /// The filter of log lines: `--log-level`, with less of what a subcommand would say too often.
+    pub fn log_filter(&self) -> String {
+        match self.command {
+            // A line for each request would bury the progress bar; a filter typed in full stands.
+            Command::Batch(_) if self.log.log_level == "info" => "info,pawl::request=warn".into(),
+            _ => self.log.log_level.clone(),
+        }
+    }
 }
 
 /// Parses the process's arguments, its environment and its `--config` file.

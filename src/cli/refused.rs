@@ -51,7 +51,7 @@ const PREFIX: &str = "refused-";
 
 /// Adds the refused flags, hidden, to the subcommands that take vLLM's flags.
 pub fn add_refused(command: Command) -> Command {
-    ["serve", "engine-core", "api-server"].into_iter().fold(command, |command, name| {
+    ["serve", "engine-core", "api-server", "batch"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |mut subcommand| {
             for (flag, _) in REFUSED {
                 if subcommand.get_arguments().any(|a| a.get_long() == Some(flag)) {

@@ -34,7 +34,7 @@ fn a_file_gives_what_was_not_typed() {
     assert_eq!(args.core.max_num_seqs, 7);
     assert_eq!(args.frontend.port, 99, "the command line wins");
     assert_eq!(args.core.depth(), Some(1));
-    assert!(args.frontend.disable_log_stats);
+    assert!(args.frontend.api.disable_log_stats);
     assert_eq!(args.shared.served_model_name, ["a", "b"]);
     assert_eq!(args.core.max_model_len.map(|count| count.0), Some(8000));
     let log = parse(&["serve", "--config", &path]).unwrap().log;
@@ -82,7 +82,7 @@ fn flags_of_vllm_that_are_missing_are_refused_by_name() {
 fn no_refused_flag_is_one_that_we_have() {
     use clap::CommandFactory;
     let command = Cli::command();
-    for subcommand in ["serve", "engine-core", "api-server"] {
+    for subcommand in ["serve", "engine-core", "api-server", "batch"] {
         let subcommand = command.find_subcommand(subcommand).unwrap();
         for (flag, _) in super::refused::REFUSED {
             let ours = subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag));
@@ -95,7 +95,7 @@ fn no_refused_flag_is_one_that_we_have() {
 fn every_flag_is_an_environment_variable_of_its_name() {
     use clap::CommandFactory;
     let command = Cli::command();
-    for subcommand in ["serve", "engine-core", "api-server"] {
+    for subcommand in ["serve", "engine-core", "api-server", "batch"] {
         let subcommand = command.find_subcommand(subcommand).unwrap();
         for arg in subcommand.get_arguments() {
             let Some(long) = arg.get_long() else { continue };

@@ -37,8 +37,10 @@ impl ChildSpec {
 
 pub struct Child {
     spec: ChildSpec,
-    // Its standard input is the pipe whose end tells it that we are gone; `process` holds it.
     process: tokio::process::Child,
+    /// Its standard input, whose end tells it that we are gone. Held here, since waiting for the
+    /// process would close it there.
+    _alive: Option<tokio::process::ChildStdin>,
 }
 
 impl Child {
@@ -52,9 +54,11 @@ impl Child {
         for name in &spec.without {
             command.env_remove(name);
         }
-        let process = command.spawn().with_context(|| format!("while starting {}", spec.name))?;
+        let mut process =
+            command.spawn().with_context(|| format!("while starting {}", spec.name))?;
         tracing::debug!("started {} as process {:?}", spec.name, process.id());
-        Ok(Self { spec, process })
+        let _alive = process.stdin.take();
+        Ok(Self { spec, process, _alive })
     }
 
     pub fn name(&self) -> &str {

@@ -5,7 +5,7 @@
 //! as resolved here) and hold the reading end of a pipe: when the supervisor dies, whatever the
 //! cause, the pipe ends and they stop.
 
-mod child;
+pub mod child;
 mod restart;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use pawl_shared::transport::SocketDir;
+use pawl_shared::transport::{Address, SocketDir};
 
 use crate::cli::{CoreFlags, FrontendFlags, LogFlags, RunnerKind, SchedulingPolicy, SharedFlags};
 use child::{Child, ChildSpec};
@@ -115,16 +115,8 @@ fn child_specs(
     dir: &SocketDir,
     port: u16,
 ) -> anyhow::Result<Vec<ChildSpec>> {
-    let core_address = dir.address("core")?;
-    let mut specs = Vec::new();
-
-    let core_file = dir.path().join("core.toml");
-    crate::cli::write_config(&core_file, &(&args.core, &args.shared).merged())?;
-    let mut core = ChildSpec::new("engine-core", "engine-core", &core_file, log);
-    core.args.extend(["--listen".into(), core_address.to_string().into()]);
-    core.args.extend(model.map(Into::into));
-    specs.push(core);
-
+    let (core_address, core) = core_spec(&args.core, &args.shared, model, log, dir)?;
+    let mut specs = vec![core];
     for index in 0..args.api_server_count {
         let mut frontend = args.frontend.clone();
         frontend.port = port;
@@ -151,6 +143,26 @@ fn child_specs(
         specs.push(api);
     }
     Ok(specs)
+}
+
+/// A core that listens in `dir`, with its settings in a file there, and its address.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn core_spec(
+    core: &CoreFlags,
+    shared: &SharedFlags,
+    model: Option<PathBuf>,
+    log: &LogFlags,
+    dir: &SocketDir,
+) -> anyhow::Result<(Address, ChildSpec)> {
+    let address = dir.address("core")?;
+    let file = dir.path().join("core.toml");
+    crate::cli::write_config(&file, &(core, shared).merged())?;
+    let mut spec = ChildSpec::new("engine-core", "engine-core", &file, log);
+    spec.args.extend(["--listen".into(), address.to_string().into()]);
+    spec.args.extend(model.map(Into::into));
+    Ok((address, spec))
 }
 
 /// Two sets of flags as one table of a file.

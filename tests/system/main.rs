@@ -1,5 +1,6 @@
 //! The running system from outside: the shipped processes, through their real sockets.
 
+mod batch;
 mod counting;
 mod frames;
 mod harness;

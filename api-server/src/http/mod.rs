@@ -39,6 +39,7 @@ mod tokens;
 
 pub use body::JsonBytes;
 pub use error::{method_not_allowed, route_not_found};
+pub use generate::REQUEST_ID;
 pub use observe::{OpenRequests, bad_head};
 pub use probes::{health, load, metrics_page, ready, version};
 
