@@ -214,12 +214,16 @@ fn wait_for_model(
 fn load(config: &CoreConfig, progress: &Progress) -> anyhow::Result<Loaded<ModelCard>> {
     match &config.runner {
         RunnerChoice::Cpu(cpu) => {
-            let path = config.model.as_deref().context("no model file is named")?;
+            let path = config.model.as_deref();
+            let path = path.context("no model: name a GGUF file, or choose --runner mock")?;
             let cannot_use = || format!("cannot use {}", path.display());
             let file = GgufFile::open(path)?;
             let card = ModelCard::from_gguf(&file).with_context(cannot_use)?;
+            // The cache is sized by the longest sequence.
+            let mut cpu = cpu.clone();
+            cpu.max_model_len = config.max_model_len.or(cpu.max_model_len);
             let on_load = &config.on_load;
-            let runner = CpuRunner::load(&file, cpu, progress, &mut |loaded| on_load(loaded))
+            let runner = CpuRunner::load(&file, &cpu, progress, &mut |loaded| on_load(loaded))
                 .with_context(cannot_use)?;
             Ok(Loaded { runner: Box::new(runner), card })
         }
@@ -287,6 +291,10 @@ fn ready_response(
 ) -> ReadyResponse {
     let text = |text: &str| Value::Text(text.into());
     let usable_tokens = usable_tokens(spec);
+    let cache_dtype = match &config.runner {
+        RunnerChoice::Mock(_) => "auto".into(),
+        RunnerChoice::Cpu(cpu) => format!("{:?}", cpu.kv_cache_dtype).to_lowercase(),
+    };
     ReadyResponse {
         max_model_len: max_model_len.into(),
         num_gpu_blocks: spec.num_blocks.into(),
@@ -310,7 +318,7 @@ fn ready_response(
         extra: vec![
             ("pawl_version".into(), text(env!("CARGO_PKG_VERSION"))),
             ("pawl_depth".into(), Value::Integer(depth as i128)),
-            ("pawl_cache_dtype".into(), text("auto")),
+            ("pawl_cache_dtype".into(), text(&cache_dtype)),
             ("pawl_enable_prefix_caching".into(), Value::Bool(config.prefix_caching)),
             ("pawl_prefix_caching_hash_algo".into(), text("sha256")),
         ],

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::runner::cpu::CpuConfig;
 use crate::runner::mock::{Fault, Gate, MockConfig, Script};
 
 /// Longer than anything here takes; a test that needs it has failed.
@@ -295,9 +296,23 @@ async fn a_hanging_step_is_noticed_a_slow_one_and_an_idle_core_are_not() {
 
 #[tokio::test]
 async fn a_model_that_does_not_load_ends_the_core_with_its_name() {
-    let core = Core::start(scripted(), |config| config.model = Some("/nowhere/model.gguf".into()));
+    for runner in [RunnerChoice::Mock(scripted()), RunnerChoice::Cpu(CpuConfig::default())] {
+        let core = Core::start(scripted(), |config| {
+            config.runner = runner;
+            config.model = Some("/nowhere/model.gguf".into());
+        });
+        let error = core.end().await.unwrap_err();
+        assert!(error.contains("/nowhere/model.gguf"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_real_runner_needs_a_model() {
+    let core = Core::start(scripted(), |config| {
+        config.runner = RunnerChoice::Cpu(CpuConfig::default());
+    });
     let error = core.end().await.unwrap_err();
-    assert!(error.contains("/nowhere/model.gguf"), "{error}");
+    assert_eq!(error, "no model: name a GGUF file, or choose --runner mock");
 }
 
 #[tokio::test]
