@@ -180,10 +180,14 @@ impl Stage {
     }
 
     async fn send(&self, request: Request<Body>) -> String {
-        let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
-        let status = response.status();
-        let headers = response.headers().clone();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let answer = async {
+            let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
+            let (status, headers) = (response.status(), response.headers().clone());
+            (status, headers, response.into_body().collect().await.unwrap().to_bytes())
+        };
+        // An answer that never ends is to fail its test, not to hang it.
+        let answer = tokio::time::timeout(std::time::Duration::from_secs(20), answer).await;
+        let (status, headers, body) = answer.expect("the answer ends");
         let mut shown = format!("{status}\n");
         for name in ["retry-after", "www-authenticate", "x-pawl-timing", "allow", "connection"] {
             if let Some(value) = headers.get(name) {
