@@ -1,7 +1,7 @@
 //! Walking a program, on every thread at once.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arena::Buffer;
 use super::attention::{self, QUERIES_MAX, Query};
@@ -9,10 +9,16 @@ use super::isa::Isa;
 use super::kv::KvCache;
 use super::matmul::{self, Input, Output};
 use super::packed::{BLOCK, PackedMatrix, TILE, share};
-use super::pool::Barrier;
 use super::quantise::{QuantisedBlock, quantise_row};
+use super::team::{Cursor, Team};
 use super::{CpuDevice, TAKEN_MAX, TOKENS_MAX, Tensor, ThreadState, Weight, rows};
 use crate::device::{Batch, MatmulPart, Op, Program, RopeSpec, Rows, Sequence, TensorId, WeightId};
+
+/// Rows that a thread takes at once in operations on rows.
+const ROWS_AT_ONCE: usize = 8;
+/// Bytes of weights, times rows in fours, that a thread takes at once in a product: some
+/// microseconds.
+const PRODUCT_AT_ONCE: usize = 1 << 16;
 
 /// What the threads of one run share.
 struct Run<'a> {
@@ -23,13 +29,11 @@ struct Run<'a> {
     kv: &'a KvCache,
     rope: &'a RopeSpec,
     attention_tiles: &'a [(usize, usize, usize)],
-    claims: &'a [AtomicUsize],
-    barrier: &'a Barrier,
+    team: &'a Team,
     batch: &'a Batch<'a>,
     /// Rows of the program.
     rows: usize,
     thread: usize,
-    threads: usize,
 }
 
 impl CpuDevice {
@@ -43,14 +47,10 @@ impl CpuDevice {
         let covered: usize = batch.sequences.iter().map(|sequence| sequence.num_rows).sum();
         assert_eq!(covered, batch.tokens.len(), "the sequences cover the rows");
         plan_attention(&mut self.attention_tiles, &self.kv, batch);
-        for claim in &mut self.claims {
-            *claim.get_mut() = 0;
-        }
-        // A pool that runs cannot also be asked for its barrier.
-        let (threads, meeting) = (self.pool.threads(), self.pool.meeting());
+        self.team.reset();
         let (isa, weights, tensors) = (self.isa, &self.weights[..], &self.tensors[..]);
         let (quantised, kv, rope) = (&self.quantised, &self.kv, &self.rope);
-        let (attention_tiles, claims) = (&self.attention_tiles[..], &self.claims[..]);
+        let (attention_tiles, team) = (&self.attention_tiles[..], &self.team);
         let states = &self.threads;
         self.pool.run(&|thread| {
             let mut state = states[thread].lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,18 +62,14 @@ impl CpuDevice {
                 kv,
                 rope,
                 attention_tiles,
-                claims,
-                barrier: meeting.barrier(),
+                team,
                 batch,
                 rows,
                 thread,
-                threads,
             };
+            let mut cursor = Cursor::default();
             for op in &program.ops {
-                // SAFETY: all threads run the same operation, each on its own rows, tiles or heads,
-                // and meet before the next.
-                unsafe { run.op(op, &mut state) };
-                run.barrier.wait();
+                run.op(op, &mut state, &mut cursor);
                 if thread == 0 {
                     progress.fetch_add(1, Ordering::Relaxed);
                 }
@@ -126,10 +122,20 @@ impl Run<'_> {
         unsafe { tensor.values.slice_mut(row * tensor.stride, tensor.width) }
     }
 
-    /// This thread's share of the rows.
-    fn own_rows(&self) -> std::ops::Range<usize> {
-        let (first, count) = share(self.rows, self.thread, self.threads);
-        first..first + count
+    /// A stage over all rows, in order.
+    ///
+    /// # Safety
+    /// `work` writes what belongs to its row alone, and reads nothing that other rows of this stage
+    /// write.
+    unsafe fn each_row(&self, cursor: &mut Cursor, mut work: impl FnMut(usize)) {
+        let queues = self.team.queues();
+        let units = |queue| share(self.rows, queue, queues).1.div_ceil(ROWS_AT_ONCE);
+        self.team.stage(self.thread, cursor, units, |queue, unit| {
+            let (first, count) = share(self.rows, queue, queues);
+            let from = unit * ROWS_AT_ONCE;
+            let to = count.min(from + ROWS_AT_ONCE);
+            (first + from..first + to).for_each(&mut work);
+        });
     }
 
     fn sequence_of(&self, row: usize) -> &Sequence {
@@ -142,184 +148,224 @@ impl Run<'_> {
         sequence.first_position + row - sequence.first_row
     }
 
-    /// This thread's part of an operation.
-    ///
-    /// # Safety
-    /// Every thread of the pool does the same operation, and none begins the next before all are
-    /// done: then no two touch the same values, and what an operation reads stands still.
-    unsafe fn op(&self, op: &Op, state: &mut ThreadState) {
-        // SAFETY: rows are split among the threads, and each writes its own only; the operations
-        // split otherwise say so below.
+    /// One operation, with the other threads.
+    fn op(&self, op: &Op, state: &mut ThreadState, cursor: &mut Cursor) {
+        // SAFETY: every operation is a stage or more; each unit of a stage writes its own rows,
+        // columns or heads, and reads what earlier stages wrote. The operations that are not split
+        // by rows say so below.
         unsafe {
             match op {
-                Op::Embed { table, out } => {
-                    for row in self.own_rows() {
-                        let token = self.batch.tokens[row] as usize;
-                        self.matrix(*table).unpack_row(token, self.row_mut(*out, row));
-                    }
+                Op::Embed { table, out } => self.each_row(cursor, |row| {
+                    let token = self.batch.tokens[row] as usize;
+                    self.matrix(*table).unpack_row(token, self.row_mut(*out, row));
+                }),
+                Op::RmsNorm { x, weight, eps, out } => self.each_row(cursor, |row| {
+                    let out = self.row_mut(*out, row);
+                    rows::rms_norm(self.isa, self.row(*x, row), self.vector(*weight), *eps, out);
+                }),
+                Op::Matmul { x, parts } => self.matmul(*x, parts, state, cursor),
+                Op::AddBias { x, bias } => self.each_row(cursor, |row| {
+                    rows::add_bias(self.isa, self.row_mut(*x, row), self.vector(*bias));
+                }),
+                Op::RopeAngles { out } => self.each_row(cursor, |row| {
+                    let out = self.row_mut(*out, row);
+                    rows::rope_angles(self.position_of(row), &self.rope.frequencies, out);
+                }),
+                Op::Rope { x, angles, head_dim } => self.each_row(cursor, |row| {
+                    let x = self.row_mut(*x, row);
+                    rows::rope(self.isa, x, self.row(*angles, row), *head_dim);
+                }),
+                Op::KvWrite { layer, k, v } => self.each_row(cursor, |row| {
+                    let (sequence, position) = (self.sequence_of(row), self.position_of(row));
+                    let index = sequence.blocks_start + position / self.kv.block_size;
+                    let block = self.batch.block_tables[index] as usize;
+                    let offset = position % self.kv.block_size;
+                    self.kv.write(*layer, block, offset, self.row(*k, row), self.row(*v, row));
+                }),
+                Op::Attention { layer, q, out } => {
+                    self.attention(*layer, *q, *out, state, cursor);
                 }
-                Op::RmsNorm { x, weight, eps, out } => {
-                    for row in self.own_rows() {
-                        let out = self.row_mut(*out, row);
-                        rows::rms_norm(
-                            self.isa,
-                            self.row(*x, row),
-                            self.vector(*weight),
-                            *eps,
-                            out,
-                        );
-                    }
-                }
-                Op::Matmul { x, parts } => self.matmul(*x, parts, state),
-                Op::AddBias { x, bias } => {
-                    for row in self.own_rows() {
-                        rows::add_bias(self.isa, self.row_mut(*x, row), self.vector(*bias));
-                    }
-                }
-                Op::RopeAngles { out } => {
-                    for row in self.own_rows() {
-                        let out = self.row_mut(*out, row);
-                        rows::rope_angles(self.position_of(row), &self.rope.frequencies, out);
-                    }
-                }
-                Op::Rope { x, angles, head_dim } => {
-                    for row in self.own_rows() {
-                        let x = self.row_mut(*x, row);
-                        rows::rope(self.isa, x, self.row(*angles, row), *head_dim);
-                    }
-                }
-                Op::KvWrite { layer, k, v } => {
-                    for row in self.own_rows() {
-                        let sequence = self.sequence_of(row);
-                        let position = self.position_of(row);
-                        let index = sequence.blocks_start + position / self.kv.block_size;
-                        let block = self.batch.block_tables[index] as usize;
-                        let offset = position % self.kv.block_size;
-                        self.kv.write(*layer, block, offset, self.row(*k, row), self.row(*v, row));
-                    }
-                }
-                Op::Attention { layer, q, out } => self.attention(*layer, *q, *out, state),
-                Op::Gate { activation, gate, up } => {
-                    for row in self.own_rows() {
-                        let (gate, up) = (self.row_mut(*gate, row), self.row(*up, row));
-                        rows::gate(self.isa, *activation, gate, up);
-                    }
-                }
-                Op::Take { x, out } => {
-                    for row in self.own_rows() {
-                        let from = self.batch.taken[row] as usize;
-                        self.row_mut(*out, row).copy_from_slice(self.row(*x, from));
-                    }
-                }
+                Op::Gate { activation, gate, up } => self.each_row(cursor, |row| {
+                    let (gate, up) = (self.row_mut(*gate, row), self.row(*up, row));
+                    rows::gate(self.isa, *activation, gate, up);
+                }),
+                Op::Take { x, out } => self.each_row(cursor, |row| {
+                    let from = self.batch.taken[row] as usize;
+                    self.row_mut(*out, row).copy_from_slice(self.row(*x, from));
+                }),
             }
         }
     }
 
-    /// Split by rows to quantise, then by tiles to multiply.
+    /// Quantises `x` row by row, then multiplies tile by tile.
     ///
     /// # Safety
-    /// As for [`Run::op`].
-    unsafe fn matmul(&self, x: TensorId, parts: &[MatmulPart], state: &mut ThreadState) {
+    /// As in [`Run::op`].
+    unsafe fn matmul(
+        &self,
+        x: TensorId,
+        parts: &[MatmulPart],
+        state: &mut ThreadState,
+        cursor: &mut Cursor,
+    ) {
         let tensor = &self.tensors[x.0];
         let cols = tensor.width;
-        let quantised = parts.iter().any(|part| self.matrix(part.weight).kind.quantised());
-        let own = if self.rows == 1 { &state.quantised } else { self.quantised };
         let blocks = cols / BLOCK;
-        if quantised {
-            let rows = if self.rows == 1 { 0..1 } else { self.own_rows() };
-            for row in rows {
-                // SAFETY: each thread its own rows, or its own buffer.
-                unsafe {
-                    let to = own.slice_mut(row * blocks, blocks);
-                    quantise_row(self.isa, self.row(x, row), to);
-                }
-            }
-            if self.rows > 1 {
-                self.barrier.wait();
-            }
-        }
-        // SAFETY: nothing writes the input until the next operation.
-        let input = unsafe {
-            Input {
-                cols,
-                x: tensor.values.slice(0, self.rows * tensor.stride),
-                x_stride: tensor.stride,
-                blocks: own.slice(0, self.rows * blocks),
-            }
+        let quantised = parts.iter().any(|part| self.matrix(part.weight).kind.quantised());
+        // A single row is quantised by each thread for itself: that costs less than to meet.
+        let alone = self.rows == 1;
+        let buffer = if alone { &state.quantised } else { self.quantised };
+        // SAFETY: each row has its own blocks, and a thread's own buffer is its own.
+        let quantise = |row: usize| unsafe {
+            let to = buffer.slice_mut(row * blocks, blocks);
+            quantise_row(self.isa, self.row(x, row), to);
         };
-        for part in parts {
-            let matrix = self.matrix(part.weight);
-            let out = &self.tensors[part.out.0];
-            assert_eq!((matrix.cols, matrix.rows), (cols, out.width), "shapes of a product");
-            let mine = &matrix.parts[self.thread];
-            if mine.tiles == 0 {
-                continue;
+        if quantised && !alone {
+            // SAFETY: as above.
+            unsafe { self.each_row(cursor, quantise) };
+        }
+        let mut own_row_missing = quantised && alone;
+        let units = |queue| parts.iter().map(|part| self.chunks(part, queue).0).sum();
+        self.team.stage(self.thread, cursor, units, |queue, mut unit| {
+            // Not before a unit is taken: until then the stage may be over, and `x` be written.
+            if std::mem::take(&mut own_row_missing) {
+                quantise(0);
             }
-            // SAFETY: this thread writes the columns of its own tiles only. The last tile may reach
-            // beyond the matrix's rows, into the padding of the tensor's rows.
-            unsafe {
-                let start = out.values.pointer(mine.first_tile * TILE, self.rows * out.stride);
-                let out = Output { start, stride: out.stride, add: part.add };
-                let tiles = mine.bytes.slice(0, mine.bytes.len());
-                matmul::multiply(self.isa, matrix.kind, tiles, &input, self.rows, out);
+            // SAFETY: nothing writes the input until this stage is done.
+            let input = unsafe {
+                Input {
+                    cols,
+                    x: tensor.values.slice(0, self.rows * tensor.stride),
+                    x_stride: tensor.stride,
+                    blocks: buffer.slice(0, self.rows * blocks),
+                }
+            };
+            for part in parts {
+                let (chunks, tiles) = self.chunks(part, queue);
+                if unit >= chunks {
+                    unit -= chunks;
+                    continue;
+                }
+                // SAFETY: this unit writes the columns of its own tiles only.
+                unsafe { self.multiply(part, &input, queue, unit * tiles, tiles) };
+                return;
             }
+        });
+    }
+
+    /// Of the tiles of `part` in `queue`: how many units, and how many tiles in each.
+    fn chunks(&self, part: &MatmulPart, queue: usize) -> (usize, usize) {
+        let matrix = self.matrix(part.weight);
+        let size = matrix.kind.tile_bytes(matrix.cols) * self.rows.div_ceil(4);
+        let tiles = (PRODUCT_AT_ONCE / size.max(1)).max(1);
+        (matrix.parts[queue].tiles.div_ceil(tiles), tiles)
+    }
+
+    /// Multiplies up to `count` tiles of a queue, from its `first` on.
+    ///
+    /// # Safety
+    /// As in [`Run::op`].
+    unsafe fn multiply(
+        &self,
+        part: &MatmulPart,
+        input: &Input<'_>,
+        queue: usize,
+        first: usize,
+        count: usize,
+    ) {
+        let matrix = self.matrix(part.weight);
+        let out = &self.tensors[part.out.0];
+        assert_eq!((matrix.cols, matrix.rows), (input.cols, out.width), "shapes of a product");
+        let mine = &matrix.parts[queue];
+        let count = count.min(mine.tiles - first);
+        let bytes = matrix.kind.tile_bytes(matrix.cols);
+        // SAFETY: the last tile may reach beyond the matrix's rows, into the padding of the
+        // tensor's rows, which belongs to it as well.
+        unsafe {
+            let column = (mine.first_tile + first) * TILE;
+            let start = out.values.pointer(column, self.rows * out.stride);
+            let output = Output { start, stride: out.stride, add: part.add };
+            let tiles = mine.bytes.slice(first * bytes, count * bytes);
+            matmul::multiply(self.isa, matrix.kind, tiles, input, self.rows, output);
         }
     }
 
-    /// Split by tiles of rows and by key heads, claimed one after another: their costs differ with
-    /// the lengths of the contexts.
+    /// Split by tiles of rows and by key heads.
     ///
     /// # Safety
-    /// As for [`Run::op`].
-    unsafe fn attention(&self, layer: usize, q: TensorId, out: TensorId, state: &mut ThreadState) {
+    /// As in [`Run::op`].
+    unsafe fn attention(
+        &self,
+        layer: usize,
+        q: TensorId,
+        out: TensorId,
+        state: &mut ThreadState,
+        cursor: &mut Cursor,
+    ) {
         let spec = self.kv.attention;
         let group = spec.heads / spec.kv_heads;
-        let scale = 1.0 / (spec.head_dim as f32).sqrt();
+        let queues = self.team.queues();
         let pieces = self.attention_tiles.len() * spec.kv_heads;
-        loop {
-            let claimed = self.claims[layer].fetch_add(1, Ordering::Relaxed);
-            if claimed >= pieces {
-                return;
-            }
+        let units = |queue| (pieces + queues - 1 - queue) / queues;
+        self.team.stage(self.thread, cursor, units, |queue, unit| {
             // From the back: the last rows of a prompt see most, and the longest piece should not
             // be begun last.
-            let piece = pieces - 1 - claimed;
+            let piece = pieces - 1 - (unit * queues + queue);
             let (tile, kv_head) = (piece / spec.kv_heads, piece % spec.kv_heads);
-            let (index, first, count) = self.attention_tiles[tile];
-            let sequence = &self.batch.sequences[index];
-            let blocks = &self.batch.block_tables[sequence.blocks_start..];
             for first_head in (0..group).step_by(QUERIES_MAX) {
-                let heads = QUERIES_MAX.min(group - first_head);
-                // SAFETY: this piece's heads of its rows are this thread's; keys and values were
-                // written by an earlier operation.
-                unsafe {
-                    let mut queries = [const { None }; QUERIES_MAX];
-                    let mut scaled = state.queries.chunks_exact_mut(spec.head_dim);
-                    for (i, query) in queries.iter_mut().enumerate().take(count * heads) {
-                        let row = first + i / heads;
-                        let head = kv_head * group + first_head + i % heads;
-                        let at = head * spec.head_dim..(head + 1) * spec.head_dim;
-                        let q = &self.row(q, sequence.first_row + row)[at.clone()];
-                        let to = scaled.next().expect("a place for each query");
-                        for (to, q) in to.iter_mut().zip(q) {
-                            *to = q * scale;
-                        }
-                        let out = self.head_mut(out, sequence.first_row + row, at);
-                        let positions = sequence.first_position + row + 1;
-                        *query = Some(Query { q: to, positions, out });
-                    }
-                    let mut queries = queries.map(Option::unwrap_or_default);
-                    attention::attend(
-                        self.isa,
-                        self.kv,
-                        layer,
-                        kv_head,
-                        blocks,
-                        &mut queries[..count * heads],
-                        &mut state.attention,
-                    );
-                }
+                let heads = first_head..group.min(first_head + QUERIES_MAX);
+                let heads = kv_head * group + heads.start..kv_head * group + heads.end;
+                // SAFETY: this piece's heads of its rows are this unit's; keys and values were
+                // written by an earlier stage.
+                unsafe { self.attend(layer, q, out, tile, kv_head, heads, state) };
             }
+        });
+    }
+
+    /// The query heads `heads`, all of `kv_head`, of the rows of a tile.
+    ///
+    /// # Safety
+    /// As in [`Run::op`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn attend(
+        &self,
+        layer: usize,
+        q: TensorId,
+        out: TensorId,
+        tile: usize,
+        kv_head: usize,
+        heads: std::ops::Range<usize>,
+        state: &mut ThreadState,
+    ) {
+        let head_dim = self.kv.attention.head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let (index, first, count) = self.attention_tiles[tile];
+        let sequence = &self.batch.sequences[index];
+        let blocks = &self.batch.block_tables[sequence.blocks_start..];
+        let mut queries = [const { None }; QUERIES_MAX];
+        let mut scaled = state.queries.chunks_exact_mut(head_dim);
+        for (i, query) in queries.iter_mut().enumerate().take(count * heads.len()) {
+            let row = first + i / heads.len();
+            let head = heads.start + i % heads.len();
+            let at = head * head_dim..(head + 1) * head_dim;
+            // SAFETY: the caller's promise.
+            let (q, out) = unsafe {
+                let row = sequence.first_row + row;
+                (&self.row(q, row)[at.clone()], self.head_mut(out, row, at))
+            };
+            let to = scaled.next().expect("a place for each query");
+            for (to, q) in to.iter_mut().zip(q) {
+                *to = q * scale;
+            }
+            let positions = sequence.first_position + row + 1;
+            *query = Some(Query { q: to, positions, out });
+        }
+        let mut queries = queries.map(Option::unwrap_or_default);
+        let queries = &mut queries[..count * heads.len()];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scratch = &mut state.attention;
+            attention::attend(self.isa, self.kv, layer, kv_head, blocks, queries, scratch);
         }
     }
 

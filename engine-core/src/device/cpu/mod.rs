@@ -14,10 +14,12 @@ mod kv;
 mod lanes;
 pub(crate) mod logits;
 mod matmul;
+pub mod measure;
 mod packed;
 mod pool;
 mod quantise;
 mod rows;
+mod team;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -32,6 +34,7 @@ use packed::{Kind, PackedMatrix, Part};
 use pool::Pool;
 pub use pool::{allowed_cores, physical_cores};
 use quantise::QuantisedBlock;
+use team::Team;
 
 use super::{
     AttentionSpec, Batch, Device, DeviceError, Program, RopeSpec, Rows, TensorId, TensorTable,
@@ -104,8 +107,7 @@ pub struct CpuDevice {
     /// Rows that share a call of the attention kernel: sequence, first row, rows. Kept for its
     /// capacity.
     attention_tiles: Vec<(usize, usize, usize)>,
-    /// Attention's next piece of work, one for each layer.
-    claims: Vec<AtomicUsize>,
+    team: Team,
     /// What the buffers above point into; last, so that it goes last.
     _arenas: Vec<Arena>,
 }
@@ -123,8 +125,7 @@ impl CpuDevice {
     ) -> Result<Self, DeviceError> {
         let kinds = weights.iter().map(packed::check_source).collect::<Result<Vec<_>, _>>()?;
         let threads = config.threads.max(1);
-        let cores = physical_cores(&allowed_cores());
-        let mut pool = Pool::new(threads, &cores).map_err(|source| DeviceError::Memory {
+        let mut pool = Pool::new(threads).map_err(|source| DeviceError::Memory {
             what: "a thread",
             bytes: 0,
             source,
@@ -175,7 +176,7 @@ impl CpuDevice {
             kv,
             rope: config.rope,
             attention_tiles: Vec::new(),
-            claims: (0..config.attention.layers).map(|_| AtomicUsize::new(0)).collect(),
+            team: Team::new(threads),
             _arenas: vec![weights_arena, arena],
         })
     }
@@ -284,11 +285,13 @@ fn pack(
                 bytes: arena.buffer(at, tiles * bytes),
             };
             let parts: Vec<Part> = parts.iter().map(part).collect();
-            pool.run(&|thread| {
-                let part = &parts[thread];
-                // SAFETY: the parts do not overlap, and this thread alone packs its own.
-                let out = unsafe { part.bytes.slice_mut(0, part.bytes.len()) };
-                packed::pack_tiles(source, kind, part.first_tile, part.tiles, out);
+            let next = AtomicUsize::new(0);
+            pool.run(&|_| {
+                while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // SAFETY: the parts do not overlap, and each is taken once.
+                    let out = unsafe { part.bytes.slice_mut(0, part.bytes.len()) };
+                    packed::pack_tiles(source, kind, part.first_tile, part.tiles, out);
+                }
             });
             let (rows, cols) = (source.rows, source.cols);
             weights.push(Weight::Matrix(PackedMatrix { kind, rows, cols, parts }));

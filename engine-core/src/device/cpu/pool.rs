@@ -1,89 +1,66 @@
-//! A pool of parked workers that run one function together, and the barrier they meet at.
+//! Threads that run one function together.
 //!
-//! A step is hundreds of operations of a few microseconds each, so threads meet by spinning. The
-//! spin is bounded: a thread that waits longer yields, then sleeps until it is woken, because other
-//! work shares these cores and a polling thread would slow it down.
+//! A step is hundreds of operations of a few microseconds each, so threads wait for one another by
+//! spinning. The spin is bounded: a thread that waits longer yields, then sleeps until it is woken,
+//! because other work shares these cores and a polling thread would slow it down. For the same
+//! reason nobody waits for a thread that the system has not let run: a worker that comes too late
+//! for a task is not part of it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Turns of spinning before the first yield: some microseconds, the length of an operation.
+/// Turns of spinning before the first yield: some tens of microseconds, longer than an operation.
 const SPINS: u32 = 1_000;
 /// Yields before the thread goes to sleep.
 const YIELDS: u32 = 64;
 
-/// A counter that threads can wait on: spin, then yield, then sleep.
+/// Something that threads wait for: spin, then yield, then sleep.
 #[derive(Debug, Default)]
-struct Event {
-    generation: AtomicU32,
+pub struct Event {
     sleepers: AtomicU32,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
 impl Event {
-    fn now(&self) -> u32 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    fn advance(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
-        // SeqCst on both sides: either this load sees the sleeper, or the sleeper, which counts
-        // itself before its last look at the generation, sees the new one.
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.wake.notify_all();
-        }
-    }
-
-    fn wait_past(&self, seen: u32) {
-        for _ in 0..SPINS {
-            if self.now() != seen {
-                return;
-            }
-            std::hint::spin_loop();
+    /// Returns once `ready` says so. `ready` must load with SeqCst what is stored with SeqCst
+    /// before [`Event::notify`].
+    pub fn wait(&self, ready: impl Fn() -> bool) {
+        if self.spin(SPINS, &ready) {
+            return;
         }
         for _ in 0..YIELDS {
-            if self.now() != seen {
+            if ready() {
                 return;
             }
             std::thread::yield_now();
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // Either the notifier sees this sleeper, or the sleeper sees what the notifier stored.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while self.generation.load(Ordering::SeqCst) == seen {
+        while !ready() {
             guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
-}
 
-/// Where all threads of a pool meet.
-#[derive(Debug)]
-pub struct Barrier {
-    threads: u32,
-    arrived: AtomicU32,
-    event: Event,
-}
-
-impl Barrier {
-    fn new(threads: usize) -> Self {
-        let threads = u32::try_from(threads).expect("a machine has fewer than 2^32 threads");
-        Self { threads, arrived: AtomicU32::new(0), event: Event::default() }
+    /// Whether `ready` came true within so many turns.
+    pub fn spin(&self, turns: u32, ready: &impl Fn() -> bool) -> bool {
+        for _ in 0..turns {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        ready()
     }
 
-    /// Returns once every thread of the pool has called it. What they wrote before is visible after.
-    pub fn wait(&self) {
-        if self.threads == 1 {
-            return;
-        }
-        let seen = self.event.now();
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.event.advance();
-        } else {
-            self.event.wait_past(seen);
+    /// Wakes those who sleep.
+    pub fn notify(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.wake.notify_all();
         }
     }
 }
@@ -91,28 +68,34 @@ impl Barrier {
 /// The function that the workers run, as a pointer whose lifetime `run` guards.
 type Task = *const (dyn Fn(usize) + Sync);
 
-#[derive(Debug)]
-struct Shared {
-    task: Mutex<Option<SendTask>>,
-    start: Event,
-    barrier: Barrier,
-    quit: AtomicBool,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct SendTask(Task);
 
 // SAFETY: the function is Sync, and `run` returns only after every worker is done with it.
 unsafe impl Send for SendTask {}
 
-/// See [`Pool::meeting`].
-#[derive(Clone, Debug)]
-pub struct Meeting(Arc<Shared>);
+/// Set in [`Shared::gate`] while workers may join the task.
+const OPEN: u64 = 1 << 31;
 
-impl Meeting {
-    /// The pool's barrier.
-    pub fn barrier(&self) -> &Barrier {
-        &self.0.barrier
+#[derive(Debug)]
+struct Shared {
+    task: Mutex<Option<SendTask>>,
+    /// Number of the task (upper half), [`OPEN`], and the workers inside (lower bits).
+    gate: AtomicU64,
+    start: Event,
+    left: Event,
+    quit: AtomicBool,
+}
+
+impl Shared {
+    fn task_number(&self) -> u64 {
+        self.gate.load(Ordering::SeqCst) >> 32
+    }
+
+    /// Counts a worker in, unless the task is over.
+    fn join(&self) -> bool {
+        let enter = |gate: u64| (gate & OPEN != 0).then_some(gate + 1);
+        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
     }
 }
 
@@ -124,60 +107,59 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller counted; `cores`, if there are enough, are what the
-    /// workers are pinned to. The caller is not pinned: it is not ours.
+    /// A pool of `threads` threads, the caller counted.
     ///
     /// # Errors
     /// The system's, if it gives no thread.
-    pub fn new(threads: usize, cores: &[usize]) -> std::io::Result<Self> {
+    pub fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             task: Mutex::new(None),
+            gate: AtomicU64::new(0),
             start: Event::default(),
-            barrier: Barrier::new(threads),
+            left: Event::default(),
             quit: AtomicBool::new(false),
         });
         let mut pool = Self { shared, workers: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let core = if cores.len() >= threads { cores.get(index).copied() } else { None };
-            // The generation is read here, not in the worker: a worker that starts late must not
-            // take the first task for an old one.
-            let seen = shared.start.now();
             let worker = std::thread::Builder::new()
                 .name(format!("pawl-cpu-{index}"))
-                .spawn(move || work(&shared, index, core, seen))?;
+                .spawn(move || work(&shared, index))?;
             pool.workers.push(worker);
         }
         Ok(pool)
     }
 
-    /// Threads that take part, the caller counted.
+    /// Threads that may take part, the caller counted.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Where the threads of a running task meet, to be kept while it runs.
-    pub fn meeting(&self) -> Meeting {
-        Meeting(Arc::clone(&self.shared))
-    }
-
-    /// Runs `task(thread index)` on every thread, and returns when all are done. A panic in it
-    /// ends the process: the others wait at a barrier that would never fill.
+    /// Runs `task(thread index)` on this thread and on those workers that come before this thread's
+    /// own call returns; returns when all of them are done. So `task(0)` must see to it that all the
+    /// work is done, and may share it with whoever is there. A panic in it ends the process: others
+    /// would wait for what the thread was to finish.
     pub fn run(&mut self, task: &(dyn Fn(usize) + Sync)) {
         let bomb = AbortOnPanic;
-        if !self.workers.is_empty() {
-            // SAFETY: only the lifetime is changed; the barrier below is passed by every worker
-            // after its last use of the task, and a panic on the way ends the process.
-            let task: Task = unsafe {
-                std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(
-                    task,
-                )
-            };
-            *self.shared.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(SendTask(task));
-            self.shared.start.advance();
+        if self.workers.is_empty() {
+            task(0);
+            std::mem::forget(bomb);
+            return;
         }
+        // SAFETY: only the lifetime is changed. Workers use the task between joining and leaving;
+        // none joins once the gate is shut below, and all have left when this returns. A panic on
+        // the way ends the process.
+        let erased: Task = unsafe {
+            std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(task)
+        };
+        let shared = &*self.shared;
+        *shared.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(SendTask(erased));
+        shared.gate.store((shared.task_number() + 1) << 32 | OPEN, Ordering::SeqCst);
+        shared.start.notify();
         task(0);
-        self.shared.barrier.wait();
+        shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
+        let empty = || shared.gate.load(Ordering::SeqCst) & (OPEN - 1) == 0;
+        shared.left.wait(empty);
         std::mem::forget(bomb);
     }
 }
@@ -185,7 +167,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::SeqCst);
-        self.shared.start.advance();
+        self.shared.start.notify();
         for worker in self.workers.drain(..) {
             // A worker that panicked has ended the process already.
             let _ = worker.join();
@@ -193,26 +175,27 @@ impl Drop for Pool {
     }
 }
 
-fn work(shared: &Shared, index: usize, core: Option<usize>, mut seen: u32) {
-    if let Some(core) = core {
-        let mut set = nix::sched::CpuSet::new();
-        // Refused in some containers; the thread then runs where the system puts it.
-        let _ = set
-            .set(core)
-            .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set));
-    }
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
     loop {
-        shared.start.wait_past(seen);
-        seen = seen.wrapping_add(1);
-        if shared.quit.load(Ordering::SeqCst) {
+        let quit = || shared.quit.load(Ordering::SeqCst);
+        shared.start.wait(|| quit() || shared.task_number() != seen);
+        if quit() {
             return;
         }
         let bomb = AbortOnPanic;
-        let task = *shared.task.lock().unwrap_or_else(PoisonError::into_inner);
-        let SendTask(task) = task.expect("a task is set before the start event");
-        // SAFETY: `run` keeps the function alive until this worker has passed the barrier.
-        unsafe { (*task)(index) };
-        shared.barrier.wait();
+        if shared.join() {
+            // Inside, so that the number cannot change before this worker leaves.
+            seen = shared.task_number();
+            let task = *shared.task.lock().unwrap_or_else(PoisonError::into_inner);
+            let SendTask(task) = task.expect("a task is set before the gate opens");
+            // SAFETY: `run` keeps the function alive until this worker has left.
+            unsafe { (*task)(index) };
+            shared.gate.fetch_sub(1, Ordering::SeqCst);
+            shared.left.notify();
+        } else {
+            seen = shared.task_number();
+        }
         std::mem::forget(bomb);
     }
 }
@@ -256,32 +239,42 @@ mod tests {
 
     use super::*;
 
+    /// Runs `count` pieces of work, claimed by whoever is there.
+    fn share(pool: &mut Pool, count: usize) -> usize {
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        pool.run(&|_| {
+            while next.fetch_add(1, Ordering::Relaxed) < count {
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        done.into_inner()
+    }
+
     #[test]
-    fn every_thread_runs_every_task_and_sees_what_the_others_wrote() {
-        let mut pool = Pool::new(4, &[]).unwrap();
-        let slots: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
-        for round in 1..200 {
-            let shared = Arc::clone(&pool.shared);
-            pool.run(&|index| {
-                slots[index].store(round, Ordering::Relaxed);
-                shared.barrier.wait();
-                for slot in &slots {
-                    assert_eq!(slot.load(Ordering::Relaxed), round);
-                }
-            });
+    fn all_work_is_done_whoever_comes() {
+        for threads in [1, 2, 4] {
+            let mut pool = Pool::new(threads).unwrap();
+            for round in 0..300 {
+                assert_eq!(share(&mut pool, round), round);
+            }
         }
     }
 
     #[test]
     fn a_sleeping_pool_wakes_up() {
-        let mut pool = Pool::new(3, &[]).unwrap();
-        let count = AtomicUsize::new(0);
-        pool.run(&|_| _ = count.fetch_add(1, Ordering::Relaxed));
-        // Until the workers sleep, as they do after their bounded spin.
-        while pool.shared.start.sleepers.load(Ordering::SeqCst) < 2 {
-            std::thread::yield_now();
+        let mut pool = Pool::new(3).unwrap();
+        for _ in 0..2 {
+            // Until the workers sleep, as they do after their bounded spin.
+            while pool.shared.start.sleepers.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            let there = AtomicUsize::new(0);
+            pool.run(&|_| {
+                there.fetch_add(1, Ordering::SeqCst);
+                while there.load(Ordering::SeqCst) < 3 {
+                    std::thread::yield_now();
+                }
+            });
         }
-        pool.run(&|_| _ = count.fetch_add(1, Ordering::Relaxed));
-        assert_eq!(count.into_inner(), 6);
     }
 }
