@@ -3,7 +3,7 @@
 //! | route | key needed |
 //! |---|---|
 //! | `POST /v1/completions`, `/v1/chat/completions` | yes |
-//! | `GET /v1/models` | yes |
+//! | `GET /v1/models`, `/v1/models/NAME` | yes |
 //! | `POST /tokenize`, `/detokenize` | yes |
 //! | `GET /health`, `/ready`, `/version`, `/load`, `/metrics`; `GET` and `POST /ping` | no |
 //!
@@ -236,10 +236,12 @@ fn submit_refused(error: SubmitError) -> ApiError {
 pub fn router(app: Arc<App>) -> Router {
     let counted = |template| Route { template, counted: true };
     let probe = |template| Route { template, counted: false };
-    let routes: [(Route, bool, MethodRouter<Arc<App>>); 11] = [
+    let routes: [(Route, bool, MethodRouter<Arc<App>>); 12] = [
         (counted("/v1/completions"), true, post(completions::completions)),
         (counted("/v1/chat/completions"), true, post(chat::chat_completions)),
         (counted("/v1/models"), true, get(models::models)),
+        // Names may hold slashes.
+        (counted("/v1/models/{*name}"), true, get(models::model)),
         (counted("/tokenize"), true, post(tokens::tokenize)),
         (counted("/detokenize"), true, post(tokens::detokenize)),
         (probe("/health"), false, get(probes::health)),
