@@ -12,7 +12,7 @@ pub enum RequestTimingMode {
     /// Not told.
     #[default]
     Off,
-    /// In the access log's line.
+    /// In the access log's line, and in a line for each of the `n` choices.
     Log,
     /// In the log, and to the client: header `x-pawl-timing`, or a last comment of the stream.
     Header,

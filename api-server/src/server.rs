@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
-use crate::config::FrontendConfig;
+use crate::config::{FrontendConfig, RequestTimingMode};
 use crate::engine_client::{ClientConfig, EngineClient};
 use crate::http::listener::{self, Stop};
 use crate::http::{self, App};
@@ -67,6 +67,7 @@ pub async fn connect(config: FrontendConfig) -> anyhow::Result<(Arc<App>, Engine
             clock: Arc::clone(&clock),
             local_card: config.model.as_deref().map(read_card).transpose()?,
             served_model_names: config.served_model_names.clone(),
+            log_request_timing: config.request_timing == RequestTimingMode::Log,
             ..ClientConfig::new(Arc::clone(&metrics))
         },
     )

@@ -356,7 +356,7 @@ impl OutputHandler {
                 prefill_ms = milliseconds(timing.prefill),
                 decode_ms = milliseconds(timing.decode),
                 deliver_ms = milliseconds(timing.deliver),
-                "request ended"
+                "choice ended"
             );
         }
         let parent = self.parents.get_mut(&open.parent).expect("a choice outlives no parent");
