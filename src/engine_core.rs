@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use nix::unistd::getppid;
 use pawl_engine_core::runner::cpu::{CpuConfig, KvCacheDtype, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
 use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
@@ -47,12 +48,26 @@ pub fn run(mut args: EngineCoreArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = pawl_shared::shutdown::on_signal()?;
+        let supervisor = getppid();
         if args.shared.supervised {
             pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
         }
         pawl_engine_core::run(config, shutdown).await?;
+        if args.shared.supervised && getppid() != supervisor {
+            args.listen.iter().for_each(remove_orphaned_folder);
+        }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// A supervisor that was killed could not remove the folder of sockets that it made for this core.
+fn remove_orphaned_folder(address: &Address) {
+    if let Address::Ipc(socket) = address
+        && let Some(folder) = socket.parent()
+        && let Err(error) = std::fs::remove_dir_all(folder)
+    {
+        tracing::warn!("the folder {} is not removed: {error}", folder.display());
+    }
 }
 
 fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {

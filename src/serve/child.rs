@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
@@ -11,6 +11,9 @@ use nix::unistd::Pid;
 use tokio::process::Command;
 
 use crate::cli::LogFlags;
+
+/// A child that gives up within this time of its first start is not started again.
+const START_TIME: Duration = Duration::from_secs(30);
 
 /// What is started, and started again.
 #[derive(Clone, Debug)]
@@ -41,6 +44,8 @@ pub struct Child {
     /// Its standard input, whose end tells it that we are gone. Held here, since waiting for the
     /// process would close it there.
     _alive: Option<tokio::process::ChildStdin>,
+    started: Instant,
+    restarted: bool,
 }
 
 impl Child {
@@ -58,7 +63,8 @@ impl Child {
             command.spawn().with_context(|| format!("while starting {}", spec.name))?;
         tracing::debug!("started {} as process {:?}", spec.name, process.id());
         let _alive = process.stdin.take();
-        Ok(Self { spec, process, _alive })
+        let started = Instant::now();
+        Ok(Self { spec, process, _alive, started, restarted: false })
     }
 
     pub fn name(&self) -> &str {
@@ -66,8 +72,16 @@ impl Child {
     }
 
     pub async fn restart(&mut self) -> anyhow::Result<()> {
-        *self = Self::start(self.spec.clone()).await?;
+        *self = Self { restarted: true, ..Self::start(self.spec.clone()).await? };
         Ok(())
+    }
+
+    /// Whether an end with `status` now is a start that failed: the child itself gave up, soon after
+    /// its first start. Its settings, its model or this machine are the cause, and it would give up
+    /// again.
+    pub fn failed_to_start(&self, status: ExitStatus) -> bool {
+        let gave_up = status.code().is_some_and(|code| code != 0);
+        gave_up && !self.restarted && self.started.elapsed() < START_TIME
     }
 
     fn signal(&self, signal: Signal) {

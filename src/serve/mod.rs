@@ -88,6 +88,12 @@ async fn supervise(
         if shutdown.is_cancelled() {
             break;
         }
+        if fleet[index].failed_to_start(status) {
+            // It has said why.
+            tracing::warn!("{name} could not start ({status}): stopping");
+            stop_all(fleet, Duration::ZERO).await;
+            return Ok(ExitCode::FAILURE);
+        }
         if let Err(too_often) = policy.record_death(std::time::Instant::now()) {
             tracing::error!("{name} ended ({status}); {too_often}");
             stop_all(fleet, args.shared.shutdown_timeout()).await;
