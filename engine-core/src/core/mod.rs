@@ -102,7 +102,8 @@ pub async fn run(config: CoreConfig, shutdown: CancellationToken) -> anyhow::Res
 
     let engine_outcome = join(engine_thread).await;
     if let Err(error) = &engine_outcome {
-        tracing::error!("the core ends: {error:#}");
+        // Told as an error once, by whoever runs the core; closing down may still take a while.
+        tracing::info!("the core ends: {error:#}");
     }
     let io_outcome = join(io_thread).await;
     if tokio::time::timeout(RUNNER_GRACE, join(runner_thread)).await.is_err() {

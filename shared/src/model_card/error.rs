@@ -106,12 +106,13 @@ pub enum ModelError {
     #[error("model card: {0}")]
     Card(String),
     /// Any of these, in a named file.
-    #[error("{path}: {source}")]
+    #[error("{path}: {error}")]
     In {
         /// Of the file.
         path: PathBuf,
-        /// What is wrong in it.
-        source: Box<ModelError>,
+        /// What is wrong in it. Part of this error's text, so it is not its source as well: whoever
+        /// writes the chain of sources would say it twice.
+        error: Box<ModelError>,
     },
 }
 

@@ -76,7 +76,7 @@ impl GgufFile {
     /// Maps the file and checks all that it says. Errors name the file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let parsed = Self::parse(Backing::Mapped(MappedFile::open(path)?));
-        parsed.map_err(|source| ModelError::In { path: path.to_owned(), source: Box::new(source) })
+        parsed.map_err(|error| ModelError::In { path: path.to_owned(), error: Box::new(error) })
     }
 
     /// The same over bytes in memory.
