@@ -67,8 +67,8 @@ fn a_tap_changes_nothing_for_the_clients() {
     let run = Run::new();
     let mut core = run.mock_core(&[]);
     let frontend = run.frontend("api", &[]);
-    let body =
-        json!({"prompt": [5], "max_tokens": 8, "ignore_eos": true, "return_token_ids": true});
+    let body = json!({"prompt": [5], "max_tokens": 8, "ignore_eos": true, "seed": 1,
+               "return_token_ids": true});
     let answer = || frontend.http.post("/v1/completions", &body).json()["choices"].clone();
     let before = answer();
     let address = run.core_address();

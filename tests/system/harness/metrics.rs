@@ -28,10 +28,20 @@ impl Scrape {
     /// # Panics
     /// When there is no such series: a test that reads a misspelt name must not see a zero.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let matching: Vec<f64> = self
-            .0
+        let matching: Vec<f64> = self.matching(name, labels).collect();
+        assert!(!matching.is_empty(), "no series {name} with {labels:?}");
+        matching.iter().sum()
+    }
+
+    /// [`Self::sum`], 0 for a series that shows only once it has moved.
+    pub fn sum_if_any(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.matching(name, labels).sum()
+    }
+
+    fn matching(&self, name: &str, labels: &[(&str, &str)]) -> impl Iterator<Item = f64> {
+        self.0
             .iter()
-            .filter(|(series, _)| {
+            .filter(move |(series, _)| {
                 let (family, rest) = series.split_once('{').unwrap_or((series, ""));
                 family == name
                     && labels.iter().all(|(label, value)| {
@@ -39,9 +49,6 @@ impl Scrape {
                     })
             })
             .map(|(_, value)| *value)
-            .collect();
-        assert!(!matching.is_empty(), "no series {name} with {labels:?}");
-        matching.iter().sum()
     }
 
     /// [`Self::sum`] without labels.
@@ -64,5 +71,25 @@ impl Scrape {
     /// Every series, for comparisons of whole pages.
     pub fn series(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// Both pages together, series by series.
+    pub fn plus(&self, other: &Self) -> Self {
+        let mut sum = self.0.clone();
+        for (series, value) in &other.0 {
+            *sum.entry(series.clone()).or_default() += value;
+        }
+        Self(sum)
+    }
+
+    /// No counter fell or vanished since `earlier`, and none is negative.
+    pub fn assert_counters_since(&self, earlier: &Self) {
+        for (series, value) in earlier.series() {
+            let family = series.split('{').next().unwrap_or_default();
+            if ["_total", "_count", "_sum", "_bucket"].iter().any(|end| family.ends_with(end)) {
+                let now = self.0.get(series).unwrap_or_else(|| panic!("{series} vanished"));
+                assert!(*now >= value && value >= 0.0, "{series} fell from {value} to {now}");
+            }
+        }
     }
 }

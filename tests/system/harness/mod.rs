@@ -7,7 +7,7 @@ mod http;
 mod metrics;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 pub use http::{Answer, Client, SseStream};
@@ -62,7 +62,12 @@ impl Run {
     }
 
     /// Starts any program, logging to `NAME.log`.
-    pub fn start(&self, name: &str, mut command: Command) -> Process {
+    pub fn start(&self, name: &str, command: Command) -> Process {
+        self.start_with_input(name, command, Path::new("/dev/null"))
+    }
+
+    /// [`Self::start`] with the file `input` as standard input.
+    pub fn start_with_input(&self, name: &str, mut command: Command, input: &Path) -> Process {
         let log = self.path(&format!("{name}.log"));
         let out = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         for (variable, _) in std::env::vars().filter(|(v, _)| v.starts_with("PAWL_")) {
@@ -71,7 +76,10 @@ impl Run {
         command
             .env("RUST_BACKTRACE", "1")
             .env("PAWL_CACHE_DIR", self.path("cache"))
-            .stdin(Stdio::null())
+            // Socket folders lie in the test's own folder, where what is left over shows.
+            .env("TMPDIR", &self.path)
+            .env_remove("XDG_RUNTIME_DIR")
+            .stdin(std::fs::File::open(input).unwrap())
             .stdout(out.try_clone().unwrap())
             .stderr(out);
         let child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
@@ -99,13 +107,22 @@ impl Run {
 
     /// `pawl serve ARGS` with one api-server, ready to serve.
     pub fn serve(&self, extra: &[&str]) -> Frontend {
-        let ports = self.path("serve.ports");
-        let ports_text = ports.display().to_string();
-        let mut args = vec!["serve", "--port", "0", "--admin-port", "0"];
-        args.extend(["--port-file", &ports_text]);
+        let process = self.start_serve(extra);
+        Frontend::once_ready(process, &self.path("serve.ports"))
+    }
+
+    /// `pawl serve ARGS`, just started.
+    pub fn start_serve(&self, extra: &[&str]) -> Process {
+        let ports = self.path("serve.ports").display().to_string();
+        let mut args = vec!["serve", "--port", "0", "--admin-port", "0", "--port-file", &ports];
         args.extend(extra);
-        let process = self.pawl("serve", &args);
-        Frontend::once_ready(process, &ports)
+        self.pawl("serve", &args)
+    }
+
+    /// Folders of sockets in this run's folder: none may be there once their processes are gone.
+    pub fn socket_folders(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.path).unwrap().flatten().map(|e| e.path());
+        entries.filter(|path| path.is_dir() && !path.ends_with("cache")).collect()
     }
 }
 
@@ -124,6 +141,25 @@ impl Drop for Run {
             }
         }
     }
+}
+
+/// State and parent of process `pid`.
+fn stat(pid: i32) -> Option<(char, i32)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Whether process `pid` still runs (one that has ended and waits for its parent does not).
+pub fn alive(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| !"ZX".contains(state))
+}
+
+/// The command line of process `pid`.
+pub fn command_line(pid: i32) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
 }
 
 /// A started process; killed when dropped.
@@ -153,6 +189,24 @@ impl Process {
             self.ended = self.child.try_wait().unwrap();
         }
         self.ended
+    }
+
+    /// Its children, and theirs.
+    pub fn descendants(&self) -> Vec<i32> {
+        let parents: Vec<(i32, i32)> = std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+            .filter_map(|pid| Some((pid, stat(pid)?.1)))
+            .collect();
+        let mut found = vec![self.pid()];
+        let mut next = 0;
+        while next < found.len() {
+            let parent = found[next];
+            found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+            next += 1;
+        }
+        found.split_off(1)
     }
 
     /// Waits for its end.
@@ -187,7 +241,7 @@ pub struct Frontend {
 
 impl Frontend {
     /// Waits for the port file, then for `/ready`.
-    fn once_ready(mut process: Process, ports: &Path) -> Self {
+    pub fn once_ready(mut process: Process, ports: &Path) -> Self {
         let bound = wait_for("the port file", || {
             if let Some(status) = process.ended() {
                 panic!("{} ended ({status}) before it listened:\n{}", process.name, process.log());

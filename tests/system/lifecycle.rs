@@ -1,0 +1,331 @@
+//! Starting, stopping and dying: what the processes leave behind, which is nothing.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use pawl_shared::model_card::{GgmlType, testing::GgufWriter};
+use serde_json::{Value, json};
+
+use crate::harness::{Client, Frontend, Process, Run, Scrape, alive, command_line, wait_for};
+
+/// `pawl serve` with its api-servers, all ready.
+struct Served {
+    process: Process,
+    http: Client,
+    admins: Vec<Client>,
+    /// Of the core and the api-servers.
+    children: Vec<i32>,
+}
+
+impl Served {
+    fn start(run: &Run, api_servers: usize, extra: &[&str]) -> Self {
+        let count = api_servers.to_string();
+        let mut args = vec!["--runner", "mock", "--api-server-count", &count];
+        args.extend(extra);
+        let frontend = run.serve(&args);
+        let admins: Vec<Client> = (0..api_servers)
+            .map(|index| match index {
+                0 => frontend.admin,
+                _ => wait_for("the port file", || ports(run, &format!("serve.ports.{index}"))).1,
+            })
+            .collect();
+        for admin in &admins {
+            wait_for("every api-server", || {
+                admin.try_get("/ready").filter(|a| a.status == 200).map(|_| ())
+            });
+        }
+        let children = frontend.process.descendants();
+        assert_eq!(children.len(), 1 + api_servers, "{children:?}");
+        let Frontend { process, http, .. } = frontend;
+        Self { process, http, admins, children }
+    }
+
+    /// Its child whose command line has `part`.
+    fn child(&self, part: &str) -> i32 {
+        let children = self.process.descendants();
+        let found = children.iter().find(|pid| command_line(**pid).contains(part));
+        *found.unwrap_or_else(|| panic!("no child {part}: {children:?}"))
+    }
+
+    /// None of its processes runs, no port is bound, no folder of sockets is there.
+    fn assert_gone(&self, run: &Run, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            let left: Vec<String> = self
+                .children
+                .iter()
+                .filter(|pid| alive(**pid))
+                .map(|pid| command_line(*pid))
+                .collect();
+            let folders = run.socket_folders();
+            let ports = std::iter::once(&self.http).chain(&self.admins);
+            let taken: Vec<u16> = ports
+                .map(|client| client.port())
+                .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_err())
+                .collect();
+            if left.is_empty() && folders.is_empty() && taken.is_empty() {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "left after {within:?}: processes {left:?}, folders {folders:?}, ports {taken:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The two ports in a port file, once it is there.
+fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
+    let text = std::fs::read_to_string(run.path(name)).ok()?;
+    let bound: Value = serde_json::from_str(&text).ok()?;
+    let client = |name: &str| Client::new(u16::try_from(bound[name].as_u64().unwrap()).unwrap());
+    Some((client("port"), client("admin_port")))
+}
+
+fn long_request(max_tokens: u64) -> Value {
+    json!({"prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": true, "stream": true})
+}
+
+fn check_clean_stop(api_servers: usize, signal: Signal) {
+    let run = Run::new();
+    let mut served = Served::start(&run, api_servers, &[]);
+    let answer = served.http.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 3}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    served.process.signal(signal);
+    let status = served.process.wait();
+    assert_eq!(status.code(), Some(0), "{}", served.process.log());
+    // What it waits for is gone when it is.
+    served.assert_gone(&run, Duration::ZERO);
+    assert!(!served.process.log().contains("ERROR"), "{}", served.process.log());
+}
+
+#[test]
+fn sigterm_stops_everything() {
+    check_clean_stop(1, Signal::SIGTERM);
+}
+
+#[test]
+fn ctrl_c_stops_everything_with_two_api_servers() {
+    check_clean_stop(2, Signal::SIGINT);
+}
+
+#[test]
+fn nothing_outlives_a_killed_supervisor() {
+    let run = Run::new();
+    let mut served = Served::start(&run, 2, &["--mock-step-ms", "20"]);
+    let mut stream = served.http.stream("/v1/completions", &long_request(5000));
+    assert!(stream.next().is_some());
+    served.process.signal(Signal::SIGKILL);
+    served.process.wait();
+    served.assert_gone(&run, Duration::from_secs(5));
+    // And the next start, on the same port, works.
+    let port = served.http.port().to_string();
+    let again = run.pawl("again", &["serve", "--runner", "mock", "--port", &port]);
+    let http = served.http;
+    wait_for("the next start", || {
+        http.try_get("/ready").filter(|answer| answer.status == 200).map(|_| ())
+    });
+    drop(again);
+}
+
+#[test]
+fn a_killed_core_ends_streams_and_is_started_again() {
+    let run = Run::new();
+    let served = Served::start(&run, 2, &["--mock-step-ms", "10"]);
+    let mut streams: Vec<_> =
+        (0..12).map(|_| served.http.stream("/v1/completions", &long_request(5000))).collect();
+    for stream in &mut streams {
+        assert!(stream.next().is_some());
+    }
+    let core = served.child("engine-core");
+    let killed = Instant::now();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(core), Signal::SIGKILL).unwrap();
+    for stream in &mut streams {
+        let events = stream.rest();
+        let last = events.last().expect("an error event");
+        assert_eq!(last["error"]["code"], "engine_unavailable", "{last}");
+        let finishes = events.iter().filter(|e| e["choices"][0]["finish_reason"].is_string());
+        assert_eq!(finishes.count(), 0, "a finish was faked");
+    }
+    assert!(killed.elapsed() < Duration::from_secs(2), "took {:?}", killed.elapsed());
+
+    for admin in &served.admins {
+        wait_for("every api-server's new core", || {
+            let page = Scrape::parse(&admin.try_get("/metrics")?.text());
+            (page.get("pawl:core_sessions_total") == 2.0 && page.get("pawl:core_up") == 1.0)
+                .then_some(())
+        });
+    }
+    assert_ne!(served.child("engine-core"), core);
+    let body = json!({"prompt": [5], "max_tokens": 3, "ignore_eos": true});
+    for _ in 0..8 {
+        let answer = served.http.post("/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+/// Its requests leave the core, the other's clients notice nothing, and it is started again.
+#[test]
+fn a_killed_api_server_takes_nothing_with_it() {
+    let run = Run::new();
+    let served = Served::start(&run, 2, &["--mock-step-ms", "10"]);
+    let open = |admin: &Client| {
+        Scrape::parse(&admin.get("/metrics").text()).get("pawl:requests_in_flight")
+    };
+    // The kernel shares connections out; go on until both have some.
+    let mut streams = Vec::new();
+    while streams.len() < 4 || served.admins.iter().any(|admin| open(admin) == 0.0) {
+        assert!(streams.len() < 60, "one api-server gets no connection");
+        let mut stream = served.http.stream("/v1/completions", &long_request(400));
+        assert!(stream.next().is_some());
+        streams.push(stream);
+    }
+    let kept = open(&served.admins[0]);
+    let victim = served.child("api-1.toml");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+    wait_for("its requests to leave the core", || {
+        let page = Scrape::parse(&served.admins[0].get("/metrics").text());
+        (page.running() + page.waiting() <= kept).then_some(())
+    });
+    let whole = streams.iter_mut().filter_map(|stream| {
+        let events = stream.rest();
+        stream.is_done().then(|| events.last().unwrap()["choices"][0]["finish_reason"].clone())
+    });
+    let whole: Vec<Value> = whole.collect();
+    assert_eq!(whole, vec![json!("length"); kept as usize]);
+    let back = wait_for("its next life", || {
+        let (_, admin) = ports(&run, "serve.ports.1")?;
+        let ready = admin.try_get("/ready").is_some_and(|answer| answer.status == 200);
+        (ready && admin.port() != served.admins[1].port()).then_some(admin)
+    });
+    assert_eq!(open(&back), 0.0);
+}
+
+/// `pawl ARGS` fails within 10 s, and says `cause` in one line.
+fn check_failed_start(run: &Run, args: &[&str], cause: &[&str]) {
+    let started = Instant::now();
+    let mut process = run.pawl("failed", args);
+    let status = process.wait();
+    let (took, log) = (started.elapsed(), process.log());
+    assert!(status.code().is_some_and(|code| code != 0), "{args:?} ended with {status}: {log}");
+    assert!(took < Duration::from_secs(10), "{args:?} took {took:?}");
+    let errors: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    let told = errors.iter().filter(|line| cause.iter().all(|word| line.contains(word))).count();
+    assert_eq!(told, 1, "{args:?}: {cause:?} is to be told in one line: {log}");
+    assert!(!log.contains("panicked"), "{log}");
+    assert_eq!(process.descendants(), Vec::<i32>::new());
+    assert_eq!(run.socket_folders(), Vec::<std::path::PathBuf>::new());
+    std::fs::remove_file(run.path("failed.log")).unwrap();
+}
+
+#[test]
+fn faults_at_the_start_are_told_in_one_line() {
+    let run = Run::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    check_failed_start(&run, &["serve", "--runner", "mock", "--port", &port], &[&port, "--port"]);
+    let core = run.core_address();
+    check_failed_start(&run, &["api-server", "--core", &core, "--port", &port], &[&port]);
+    let admin_taken = ["serve", "--runner", "mock", "--port", "0", "--admin-port", &port];
+    check_failed_start(&run, &admin_taken, &[&port]);
+
+    let missing = run.path("missing.gguf").display().to_string();
+    check_failed_start(&run, &["serve", &missing, "--port", "0"], &["missing.gguf"]);
+    check_failed_start(&run, &["engine-core", &missing, "--listen", &core], &["missing.gguf"]);
+
+    let no_model = run.path("no.gguf").display().to_string();
+    std::fs::write(&no_model, "This is no model.").unwrap();
+    check_failed_start(&run, &["serve", &no_model, "--port", "0"], &["no.gguf"]);
+
+    let whole = GgufWriter::new()
+        .text("general.architecture", "llama")
+        .u32("llama.context_length", 128)
+        .byte_vocabulary()
+        .tensor("token_embd.weight", GgmlType::F32, &[16, 263], vec![0; 16 * 263 * 4])
+        .bytes();
+    let cut = run.path("cut.gguf").display().to_string();
+    std::fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
+    check_failed_start(&run, &["serve", &cut, "--port", "0"], &["cut.gguf"]);
+    check_failed_start(&run, &["engine-core", &cut, "--listen", &core], &["cut.gguf"]);
+
+    let deep = format!("ipc://{}/{}", run.path("x").display(), "y".repeat(120));
+    let mock = ["engine-core", "--runner", "mock", "--listen", &deep];
+    let mut refused = run.pawl("deep", &mock);
+    assert!(!refused.wait().success());
+    assert!(refused.log().contains("107"), "{}", refused.log());
+}
+
+#[test]
+fn a_drain_completes_what_was_admitted_and_refuses_the_rest() {
+    let run = Run::new();
+    let mut served = Served::start(&run, 1, &["--mock-step-ms", "20", "--shutdown-timeout", "30"]);
+    let mut stream = served.http.stream("/v1/completions", &long_request(100));
+    assert!(stream.next().is_some());
+    served.process.signal(Signal::SIGTERM);
+    wait_for("the drain", || (served.http.get("/ready").status == 503).then_some(()));
+    let late = served.http.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 1}));
+    assert_eq!(late.status, 503, "{}", late.text());
+    assert_eq!(late.json()["error"]["code"], "shutting_down");
+    assert!(late.header("retry-after").is_some(), "{late:?}");
+    let page = Scrape::parse(&served.admins[0].get("/metrics").text());
+    assert_eq!(page.sum("vllm:admission_rejections_total", &[("reason", "draining")]), 1.0);
+
+    let events = stream.rest();
+    assert_eq!(events.len(), 99);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert!(stream.is_done());
+    assert_eq!(served.process.wait().code(), Some(0), "{}", served.process.log());
+    served.assert_gone(&run, Duration::ZERO);
+}
+
+#[test]
+fn without_time_to_drain_streams_end_with_an_error() {
+    let run = Run::new();
+    let mut served = Served::start(&run, 2, &["--mock-step-ms", "20"]);
+    let mut streams: Vec<_> =
+        (0..6).map(|_| served.http.stream("/v1/completions", &long_request(5000))).collect();
+    for stream in &mut streams {
+        assert!(stream.next().is_some());
+    }
+    let asked = Instant::now();
+    served.process.signal(Signal::SIGTERM);
+    for stream in &mut streams {
+        let last = stream.rest().pop().expect("an error event");
+        assert_eq!(last["error"]["code"], "shutting_down", "{last}");
+        assert!(!stream.is_done());
+    }
+    assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
+    assert_eq!(served.process.wait().code(), Some(0), "{}", served.process.log());
+    served.assert_gone(&run, Duration::ZERO);
+}
+
+#[test]
+fn a_frontend_waits_for_its_core_and_for_the_next_one() {
+    let run = Run::new();
+    let (address, file) = (run.core_address(), run.path("api.ports").display().to_string());
+    let args = ["api-server", "--core", &address, "--port", "0", "--admin-port", "0"];
+    let api = run.pawl("api", &[&args[..], &["--port-file", &file]].concat());
+    let (http, admin) = wait_for("the port file", || ports(&run, "api.ports"));
+    let body = json!({"prompt": [5], "max_tokens": 3, "ignore_eos": true});
+    let early = http.post("/v1/completions", &body);
+    assert_eq!(early.status, 503, "{}", early.text());
+    assert!(early.header("retry-after").is_some());
+    assert_eq!(http.get("/health").status, 503);
+    assert_eq!(http.get("/version").status, 200);
+
+    for life in 1..=3_u8 {
+        let mut core = run.mock_core(&[]);
+        wait_for("readiness", || (http.get("/ready").status == 200).then_some(()));
+        assert_eq!(http.post("/v1/completions", &body).status, 200);
+        let page = Scrape::parse(&admin.get("/metrics").text());
+        assert_eq!(page.get("pawl:core_sessions_total"), f64::from(life));
+        // Counters go on over the lives of the core.
+        assert_eq!(page.get("vllm:generation_tokens_total"), 3.0 * f64::from(life));
+        assert!(core.stop().success(), "{}", core.log());
+        wait_for("its absence", || (http.get("/health").status == 503).then_some(()));
+        assert_eq!(http.post("/v1/completions", &body).status, 503);
+    }
+    drop(api);
+}
