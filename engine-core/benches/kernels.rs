@@ -1,6 +1,6 @@
-//! `cargo bench -p pawl-engine-core`: products of packed weights on one thread, for each instruction
-//! set of this machine. Put the machine's memory bandwidth beside the figures of one row, and its
-//! peak of byte dot products beside those of many.
+//! `cargo bench -p pawl-engine-core`: products of packed weights on one thread, for each
+//! instruction set of this machine. Put the machine's memory bandwidth beside the figures of one
+//! row, and its peak of byte dot products beside those of many.
 
 #![allow(clippy::print_stdout, reason = "a bench is read on the terminal")]
 

@@ -1,9 +1,9 @@
 //! Where tensors live and operations run.
 //!
 //! Model code knows no kernels: it records a [`Program`] once, a list of [`Op`]s over tensor
-//! handles, and a device executes that program each step over a [`Batch`]. The list of operations is
-//! closed: a device implements all of them, and a model that needs another adds it here, for every
-//! device. Numbers of rows are not part of a program; they are the batch's.
+//! handles, and a device executes that program each step over a [`Batch`]. The list of operations
+//! is closed: a device implements all of them, and a model that needs another adds it here, for
+//! every device. Numbers of rows are not part of a program; they are the batch's.
 //!
 //! All of std::arch, `half` and the layouts of weights stay below this folder.
 

@@ -1,7 +1,7 @@
 //! The exponential function, the same bits on every instruction set.
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts: the first has few enough bits that its products with small integers are exact.
+/// ln 2 in two parts: the first has few bits, so that its products with small integers are exact.
 const LN_2_HIGH: f32 = 0.693_145_75;
 const LN_2_LOW: f32 = 1.428_606_8e-6;
 /// As in quantisation: rounds to an integer and leaves it in the low bits.

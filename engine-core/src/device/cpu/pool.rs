@@ -135,10 +135,10 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `task(thread index)` on this thread and on those workers that come before this thread's
-    /// own call returns; returns when all of them are done. So `task(0)` must see to it that all the
-    /// work is done, and may share it with whoever is there. A panic in it ends the process: others
-    /// would wait for what the thread was to finish.
+    /// Runs `task(thread index)` on this thread and on those workers that come before this
+    /// thread's own call returns; returns when all of them are done. So `task(0)` must see to it
+    /// that all the work is done, and may share it with whoever is there. A panic in it ends the
+    /// process: others would wait for what the thread was to finish.
     pub fn run(&mut self, task: &(dyn Fn(usize) + Sync)) {
         let bomb = AbortOnPanic;
         if self.workers.is_empty() {

@@ -118,8 +118,8 @@ impl CpuConfig {
         let max_model_len = self.max_model_len.unwrap_or(context_len);
         if max_model_len == 0 || max_model_len > context_len {
             return Err(LoadError::Setting(format!(
-                "--max-model-len is {max_model_len}, but the model was made for up to {context_len} \
-                 tokens; choose 1 to {context_len}"
+                "--max-model-len is {max_model_len}, but the model was made for up to \
+                 {context_len} tokens; choose 1 to {context_len}"
             )));
         }
         let block_size = self.block_size.max(1);

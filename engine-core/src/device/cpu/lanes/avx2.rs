@@ -10,7 +10,7 @@ pub struct Avx2;
 
 // SAFETY: plain intrinsics; who calls the methods vouches for the instruction set. Memory is moved
 // as arrays, whose registers have the same size.
-unsafe impl Lanes for Avx2 {
+impl Lanes for Avx2 {
     const PARTS: usize = 2;
     const QUERIES: usize = 2;
     type F = __m256;

@@ -10,7 +10,7 @@ pub struct Avx512;
 
 // SAFETY: plain intrinsics; who calls the methods vouches for the instruction set. Memory is moved
 // as arrays, whose registers have the same size.
-unsafe impl Lanes for Avx512 {
+impl Lanes for Avx512 {
     const PARTS: usize = 1;
     const QUERIES: usize = 6;
     type F = __m512;

@@ -1,8 +1,8 @@
 //! A vector register as kernels see it: `N` lanes of f32 or i32, or 4·`N` bytes.
 //!
-//! Kernels that need more than loops over f32 (byte dot products, half floats) are written once over
-//! this trait; each implementation is one instruction set. No method reorders or fuses what its
-//! name does not say, so all of them give the same bits.
+//! Kernels that need more than loops over f32 (byte dot products, half floats) are written once
+//! over this trait; each implementation is one instruction set. No method reorders or fuses what
+//! its name does not say, so all of them give the same bits.
 //!
 //! Memory comes in arrays of 16 lanes, and `part` says which register of it is meant: 0 alone where
 //! a register holds all 16. Arrays and constant indices leave nothing to check while a kernel runs,
@@ -16,7 +16,7 @@ pub use avx512::Avx512;
 
 /// # Safety
 /// Every method needs the instruction set of the implementing type.
-pub unsafe trait Lanes: Copy {
+pub trait Lanes: Copy {
     /// Registers in 16 lanes.
     const PARTS: usize;
     /// Query heads that attention takes at once: so many accumulators fit into the registers.

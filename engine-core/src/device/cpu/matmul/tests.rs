@@ -65,7 +65,7 @@ fn decode(dtype: GgmlType, data: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Products of `x` (`[rows][cols]`), one call for each of `splits`, added to `base` if there is one.
+/// Products of `x` (`[rows][cols]`), one call for each of `splits`, added to `base` if given.
 fn run(isa: Isa, case: &Case, x: &[f32], splits: &[usize], base: Option<f32>) -> Vec<f32> {
     let rows = x.len() / case.cols;
     let count = case.cols / BLOCK;
