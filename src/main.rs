@@ -3,6 +3,8 @@
 mod api_server;
 mod batch;
 mod cli;
+#[cfg(test)]
+mod docs;
 mod doctor;
 mod engine_core;
 mod frames;

@@ -72,7 +72,7 @@ pub struct CoreFlags {
           value_parser = ["scalar", "avx2", "avx512"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_isa: Option<String>,
-    /// Compute threads [default: the cores this process may use]
+    /// Compute threads [default: one for each physical core that this process may use]
     #[arg(long, env = "PAWL_THREADS", help_heading = "Model")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,

@@ -18,6 +18,8 @@ pub use api_flags::{ApiFlags, RequestTiming};
 pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
 pub use file::{remove_flag_variables, write_config};
 pub use frontend_flags::FrontendFlags;
+#[cfg(test)]
+pub use refused::REFUSED;
 pub use shared_flags::SharedFlags;
 pub use units::{Bytes, Count};
 
@@ -106,6 +108,25 @@ fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
     let matches = command.try_get_matches_from(args)?;
     refused::check(&matches)?;
     Cli::from_arg_matches(&matches)
+}
+
+/// Whether the words are a command and flags that exist, whatever else is missing of it.
+#[cfg(test)]
+pub fn known_flags(words: &[&str]) -> Result<(), String> {
+    use clap::error::ErrorKind;
+    let words = words.iter().map(Into::into).collect();
+    match parse_from(words) {
+        Ok(_) => Ok(()),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::MissingRequiredArgument
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(()),
+            // A flag may be spoken of without its value.
+            ErrorKind::InvalidValue if error.to_string().contains("none was supplied") => Ok(()),
+            _ => Err(error.to_string()),
+        },
+    }
 }
 
 #[cfg(test)]
