@@ -100,7 +100,9 @@ fn routes_are_on_the_page() {
     let on_page = rows(table).flat_map(|row| ticked(row[0]).collect::<Vec<_>>());
     let on_page = on_page.map(|cell| cell.rsplit(' ').next().unwrap());
     let on_page = on_page.filter(|cell| cell.starts_with('/'));
-    check_same("routes", &set(quoted(code)), &set(on_page));
+    // A part of a path that stands for anything is in capitals on the page.
+    let code = quoted(code).map(|route| route.replace("{*name}", "NAME"));
+    check_same("routes", &set(code), &set(on_page));
 
     let admin = read("api-server/src/admin/mod.rs");
     let admin = between(&admin, "Router::new()", ".with_state");
