@@ -5,6 +5,7 @@
 
 mod batch;
 mod counting;
+mod doctor;
 mod frames;
 mod harness;
 mod identity;
