@@ -174,7 +174,7 @@ fn a_killed_api_server_takes_nothing_with_it() {
     let open = |admin: &Client| {
         Scrape::parse(&admin.get("/metrics").text()).get("pawl:requests_in_flight")
     };
-    // The kernel shares connections out; go on until both have some.
+    // The kernel shares connections out; go on until both have some. Steps of 10 ms.
     let mut streams = Vec::new();
     while streams.len() < 4 || served.admins.iter().any(|admin| open(admin) == 0.0) {
         assert!(streams.len() < 60, "one api-server gets no connection");
@@ -184,11 +184,14 @@ fn a_killed_api_server_takes_nothing_with_it() {
     }
     let kept = open(&served.admins[0]);
     let victim = served.child("api-1.toml");
+    let killed = Instant::now();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), Signal::SIGKILL).unwrap();
     wait_for("its requests to leave the core", || {
         let page = Scrape::parse(&served.admins[0].get("/metrics").text());
         (page.running() + page.waiting() <= kept).then_some(())
     });
+    // By themselves they would have gone on for four seconds.
+    assert!(killed.elapsed() < Duration::from_secs(2), "took {:?}", killed.elapsed());
     let whole = streams.iter_mut().filter_map(|stream| {
         let events = stream.rest();
         stream.is_done().then(|| events.last().unwrap()["choices"][0]["finish_reason"].clone())
