@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-pub use http::{Answer, Client, SseStream};
+pub use http::{Answer, Client};
 pub use metrics::Scrape;
 
 use nix::sys::signal::Signal;

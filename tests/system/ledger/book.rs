@@ -46,10 +46,13 @@ impl ChoiceEnd {
     }
 }
 
-/// What must have been added to each series; a series is named with the labels that matter.
+/// The name of a family, and the labels that matter.
+type Series = (String, Vec<(&'static str, String)>);
+
+/// What must have been added to each series.
 #[derive(Debug, Default)]
 pub struct Book {
-    sums: BTreeMap<(String, Vec<(&'static str, String)>), f64>,
+    sums: BTreeMap<Series, f64>,
     /// How often each kind of request met each fate.
     fates: BTreeMap<(&'static str, String), usize>,
 }
