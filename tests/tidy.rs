@@ -1,6 +1,9 @@
 //! The laws of the source tree, checked as text. Each law is a function with its reason; a file
 //! that breaks one is named with its line.
 
+// Everything here is a test; clippy sees only functions marked as one.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -222,13 +225,13 @@ fn files_stay_readable() {
         let lines = source.text.lines().count();
         if lines > 700 { vec![(lines, format!("{lines} lines"))] } else { Vec::new() }
     });
-    law("lines end within 100 columns", |source| {
-        if !source.is_rust() {
+    law("lines end within 100 columns (tests may hold whole values as they are)", |source| {
+        let test = source.path.contains("/tests/") || source.path.ends_with("tests.rs");
+        if !source.is_rust() || test {
             return Vec::new();
         }
-        source
-            .text
-            .lines()
+        let code = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        code.lines()
             .enumerate()
             .filter(|(_, line)| line.chars().count() > 100 && !line.contains("http"))
             .map(|(index, line)| (index + 1, format!("{} columns", line.chars().count())))

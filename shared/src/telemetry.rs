@@ -1,7 +1,8 @@
 //! Logs: one place that sets them up, the same for every process.
 //!
-//! Lines go to standard error, so that standard output stays free for a command's result. `RUST_LOG`
-//! filters as everywhere in Rust; the transport crate logs through `log`, hence the bridge.
+//! Lines go to standard error, so that standard output stays free for a command's result.
+//! `RUST_LOG` filters as everywhere in Rust; the transport crate logs through `log`, hence the
+//! bridge.
 
 use std::io::IsTerminal;
 

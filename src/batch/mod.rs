@@ -313,7 +313,10 @@ async fn answer(api: Arc<Embedded>, run: String, line: Line) -> Answered {
     let request_id = given.or(ask.request_id);
     // The body is put in as it came: its numbers keep every digit.
     let json = format!(
-        r#"{{"id":{},"custom_id":{},"response":{{"status_code":{},"request_id":{},"body":{}}},"error":null}}"#,
+        concat!(
+            r#"{{"id":{},"custom_id":{},"response":{{"status_code":{},"request_id":{},"#,
+            r#""body":{}}},"error":null}}"#
+        ),
         json!(answer_id(number)),
         json!(custom_id),
         answer.status,

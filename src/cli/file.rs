@@ -92,7 +92,7 @@ fn set_default(
         })
     };
     match subcommand {
-        Some(name) => command.mut_subcommand(name.to_owned(), change),
+        Some(name) => command.mut_subcommand(name, change),
         None => change(command),
     }
 }

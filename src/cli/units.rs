@@ -73,8 +73,7 @@ fn scale(number: &str, factor: u64) -> Option<u64> {
     }
     let value: f64 = number.parse().ok()?;
     let scaled = value * factor as f64;
-    (value.is_finite() && scaled >= 0.0 && scaled < 1.8e19 && scaled.fract() == 0.0)
-        .then_some(scaled as u64)
+    ((0.0..1.8e19).contains(&scaled) && scaled.fract() == 0.0).then_some(scaled as u64)
 }
 
 impl fmt::Display for Count {

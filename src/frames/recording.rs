@@ -115,7 +115,7 @@ fn from_hex_line(line: &str) -> anyhow::Result<TapRecord> {
 }
 
 fn from_hex(text: &str) -> anyhow::Result<Bytes> {
-    ensure!(text.len() % 2 == 0, "an odd number of hexadecimal digits");
+    ensure!(text.len().is_multiple_of(2), "an odd number of hexadecimal digits");
     let digit = |c: u8| (c as char).to_digit(16).context("not a hexadecimal digit");
     let byte = |pair: &[u8]| Ok((digit(pair[0])? * 16 + digit(pair[1])?) as u8);
     text.as_bytes().chunks(2).map(byte).collect::<anyhow::Result<Vec<u8>>>().map(Bytes::from)

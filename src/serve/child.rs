@@ -76,9 +76,9 @@ impl Child {
         Ok(())
     }
 
-    /// Whether an end with `status` now is a start that failed: the child itself gave up, soon after
-    /// its first start. Its settings, its model or this machine are the cause, and it would give up
-    /// again.
+    /// Whether an end with `status` now is a start that failed: the child itself gave up, soon
+    /// after its first start. Its settings, its model or this machine are the cause, and it would
+    /// give up again.
     pub fn failed_to_start(&self, status: ExitStatus) -> bool {
         let gave_up = status.code().is_some_and(|code| code != 0);
         gave_up && !self.restarted && self.started.elapsed() < START_TIME

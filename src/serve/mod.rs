@@ -1,5 +1,6 @@
 //! `pawl serve`: the supervisor. It starts one engine-core and its api-servers as children of this
-//! same binary, passes signals on in the right order, restarts what dies, and leaves nothing behind.
+//! same binary, passes signals on in the right order, restarts what dies, and leaves nothing
+//! behind.
 //!
 //! It serves no request and sees no frame. Children get their settings in a file each (the flags
 //! as resolved here) and hold the reading end of a pipe: when the supervisor dies, whatever the

@@ -8,7 +8,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 macro_rules! error_codes {
-    ($($(#[doc = $doc:literal])* $name:ident = $text:literal, $status:literal, $kind:literal;)*) => {
+    (
+        $($(#[doc = $doc:literal])* $name:ident = $text:literal, $status:literal, $kind:literal;)*
+    ) => {
         /// Why a request was not served. The texts are part of the interface.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ErrorCode {

@@ -249,7 +249,8 @@ fn engine_config(
         && asked > spec.max_model_len
     {
         anyhow::bail!(
-            "--max-model-len is {asked}, but the model knows {} positions; lower it or leave it out",
+            "--max-model-len is {asked}, but the model knows {} positions; lower it or leave it \
+             out",
             spec.max_model_len
         );
     }

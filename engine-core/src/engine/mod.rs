@@ -1,4 +1,5 @@
-//! The engine: one loop for every batch-queue depth, without threads, sockets or a clock of its own.
+//! The engine: one loop for every batch-queue depth, without threads, sockets or a clock of its
+//! own.
 //!
 //! [`Engine`] is driven from outside: messages go in by [`Engine::handle`], plans come out of
 //! [`Engine::next_plan`] until as many are in flight as the depth allows, results go in by

@@ -34,7 +34,8 @@ pub enum FrontendInput {
     },
     /// A message on the control socket.
     Control(Bytes),
-    /// An engine says HELLO on our handshake socket (or, `ready`, that it has loaded and connected).
+    /// An engine says HELLO on our handshake socket (or, `ready`, that it has loaded and
+    /// connected).
     Handshake {
         /// From the identity of the engine's socket.
         engine_index: u32,

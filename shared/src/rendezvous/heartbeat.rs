@@ -28,8 +28,8 @@ impl Default for HeartbeatConfig {
     }
 }
 
-/// Notices that this process was itself stopped (SIGSTOP, a suspended machine, a debugger): what its
-/// peers said meanwhile lies unread in its sockets, so it must not judge their silence yet.
+/// Notices that this process was itself stopped (SIGSTOP, a suspended machine, a debugger): what
+/// its peers said meanwhile lies unread in its sockets, so it must not judge their silence yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnClock {
     last: Option<Stamp>,

@@ -15,8 +15,8 @@ const PREFIX: &str = "pawl-";
 /// Locked for as long as the run lives, so that what a killed run left behind can be told apart.
 const LOCK: &str = "lock";
 
-/// A folder with mode 0700, removed with all that is in it when dropped. What a killed run could not
-/// remove is removed by the next one under the same base.
+/// A folder with mode 0700, removed with all that is in it when dropped. What a killed run could
+/// not remove is removed by the next one under the same base.
 #[derive(Debug)]
 pub struct SocketDir {
     path: PathBuf,
@@ -84,8 +84,8 @@ impl Drop for SocketDir {
     }
 }
 
-/// Removes the folders of runs that are gone: ours, and with a lock that nobody holds. One without a
-/// lock is just being made.
+/// Removes the folders of runs that are gone: ours, and with a lock that nobody holds. One without
+/// a lock is just being made.
 fn remove_left_behind(base: &Path) {
     let Ok(entries) = std::fs::read_dir(base) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {

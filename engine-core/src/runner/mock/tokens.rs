@@ -105,8 +105,8 @@ impl TokenSource {
     }
 }
 
-/// A request's own script: `mock_tokens` in its extra arguments (`vllm_xargs`), a list of token ids.
-/// Anything else under that name is taken as no script.
+/// A request's own script: `mock_tokens` in its extra arguments (`vllm_xargs`), a list of token
+/// ids. Anything else under that name is taken as no script.
 fn scripted(sampling: &SamplingParams, vocab_size: u32) -> Option<Script> {
     let tokens = sampling.extra_args.as_ref()?.get("mock_tokens")?.as_array()?;
     let in_vocabulary = |token: &Value| {
