@@ -1,6 +1,6 @@
 //! How far a long piece of work is: a bar on a terminal, a line at each tenth elsewhere.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -25,7 +25,7 @@ impl Progress {
         });
         let progress = Self { what, total, bar, tenths_told: 0 };
         if progress.bar.is_none() {
-            eprintln!("{what}: {:.1} MB", total as f64 / 1e6);
+            tell(format_args!("{what}: {:.1} MB", total as f64 / 1e6));
         }
         progress
     }
@@ -40,7 +40,7 @@ impl Progress {
         let tenths = (done * 10).checked_div(self.total).unwrap_or(10);
         if tenths > self.tenths_told {
             self.tenths_told = tenths;
-            eprintln!("{}: {} %", self.what, tenths * 10);
+            tell(format_args!("{}: {} %", self.what, tenths * 10));
         }
     }
 
@@ -50,4 +50,9 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A line on standard error; lost when nobody reads it any more.
+fn tell(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

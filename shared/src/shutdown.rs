@@ -53,8 +53,8 @@ pub fn on_supervisor_end(token: CancellationToken) -> std::io::Result<()> {
         let mut buffer = [0u8; 64];
         // Bytes mean nothing here; an error on the pipe is as good as its end.
         while matches!(stdin.read(&mut buffer), Ok(n) if n > 0) {}
-        tracing::warn!("the supervisor is gone: stopping");
         token.cancel();
+        tracing::warn!("the supervisor is gone: stopping");
         std::thread::sleep(ORPHAN_GRACE);
         tracing::error!("still here {} s after the supervisor: ending", ORPHAN_GRACE.as_secs());
         kill_self();

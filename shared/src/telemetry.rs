@@ -20,6 +20,21 @@ pub enum LogFormat {
     Json,
 }
 
+/// Standard error that never fails: when its reader is gone (`pawl serve 2>&1 | head`), lines are
+/// lost. An error would come back as a panic in whichever thread happened to log.
+struct LossyStderr;
+
+impl std::io::Write for LossyStderr {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let _ = std::io::stderr().write_all(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Wall-clock time of day in UTC with milliseconds.
 struct UtcTime;
 
@@ -57,7 +72,8 @@ pub fn init(format: LogFormat, filter: &str) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_timer(UtcTime)
-        .with_writer(std::io::stderr)
+        .with_writer(|| LossyStderr)
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     // An error means that logging was set up before; the first set-up stands.
     let _ = match format {
