@@ -13,9 +13,10 @@ use tower::ServiceExt;
 
 use crate::config::FrontendConfig;
 use crate::engine_client::{EngineClient, EngineStatus};
-use crate::http::{self, App};
+use crate::http;
 use crate::metrics::Format;
 use crate::server::{self, LEAVE_GRACE};
+use crate::serving::App;
 
 /// A running frontend that only this process can reach.
 pub struct Embedded {

@@ -4,6 +4,7 @@
 //! - [`output_handler`]: folds the core's frames into text, finish reasons and metrics;
 //! - [`detokenizer`]: token ids to text, piece by piece, never splitting a character;
 //! - [`server`], [`config`]: its life, and what it is started with;
+//! - [`serving`]: what every surface stands on: admission, prompts, running requests;
 //! - [`http`], [`admin`]: the routes of the two ports;
 //! - [`embedded`]: the same routes without a port, for offline use;
 //! - [`openai`]: requests and answers as types, checked field by field;
@@ -23,6 +24,7 @@ pub mod metrics;
 pub mod openai;
 pub mod output_handler;
 pub mod server;
+pub mod serving;
 
 pub use config::{FrontendConfig, HttpLimits, RequestTimingMode};
 pub use embedded::Embedded;

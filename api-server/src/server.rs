@@ -17,9 +17,10 @@ use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
 use crate::config::{FrontendConfig, RequestTimingMode};
 use crate::engine_client::{ClientConfig, EngineClient};
+use crate::http;
 use crate::http::listener::{self, Stop};
-use crate::http::{self, App};
 use crate::metrics::{Metrics, MetricsConfig};
+use crate::serving::App;
 
 /// How long answers may take to end once they were aborted.
 const ABORT_GRACE: Duration = Duration::from_secs(2);

@@ -14,11 +14,12 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::http::{
-    App, JsonBytes, health, load, method_not_allowed, metrics_page, ready, route_not_found, version,
+    JsonBytes, health, load, method_not_allowed, metrics_page, ready, route_not_found, version,
 };
 use crate::openai::body;
 use crate::openai::error::ApiError;
 use crate::openai::fields::missing;
+use crate::serving::App;
 
 /// The routes of the admin port.
 pub fn router(app: Arc<App>) -> Router {

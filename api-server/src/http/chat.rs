@@ -9,9 +9,8 @@ use axum::{Extension, Json};
 
 use super::App;
 use super::body::JsonBytes;
-use super::generate::{Piece, Running, request_id, tell_id, tell_timing};
+use super::ids::{request_id, tell_id, tell_timing};
 use super::observe::Arrival;
-use super::prompts;
 use super::sse::{self, Chunks, UsageTold, json};
 use crate::openai::answer::{
     Answer, ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, Envelope, Null,
@@ -19,6 +18,8 @@ use crate::openai::answer::{
 };
 use crate::openai::chat::ChatRequest;
 use crate::openai::error::ApiError;
+use crate::serving::generate::{Piece, Running};
+use crate::serving::prompts;
 
 /// Answers a conversation.
 pub async fn chat_completions(

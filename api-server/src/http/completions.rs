@@ -9,15 +9,16 @@ use axum::{Extension, Json};
 
 use super::App;
 use super::body::JsonBytes;
-use super::generate::{Piece, Running, request_id, tell_id, tell_timing};
+use super::ids::{request_id, tell_id, tell_timing};
 use super::observe::Arrival;
-use super::prompts::{self, ReadyPrompt};
 use super::sse::{self, Chunks, UsageTold, json};
 use crate::openai::answer::{
     Answer, CompletionChoice, CompletionLogprobs, Envelope, Null, Usage, finish_text,
 };
 use crate::openai::completion::CompletionRequest;
 use crate::openai::error::ApiError;
+use crate::serving::generate::{Piece, Running};
+use crate::serving::prompts::{self, ReadyPrompt};
 
 /// Goes on with one or more prompts.
 pub async fn completions(

@@ -8,8 +8,8 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
 use super::App;
-use super::model::LoadedModel;
 use crate::openai::error::ApiError;
+use crate::serving::model::LoadedModel;
 
 /// Every name the model answers to.
 pub async fn models(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {

@@ -7,7 +7,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
@@ -17,7 +16,6 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use pawl_shared::clock::Stamp;
-use tokio::sync::Notify;
 
 use super::App;
 use super::body::content_length;
@@ -150,41 +148,5 @@ impl hyper::body::Body for WatchedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
-    }
-}
-
-/// How many answers are under way, and a way to wait until none is.
-#[derive(Debug, Default)]
-pub struct OpenRequests {
-    count: AtomicU64,
-    none_left: Notify,
-}
-
-impl OpenRequests {
-    fn enter(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn leave(&self) {
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.none_left.notify_waiters();
-        }
-    }
-
-    /// How many.
-    pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// Resolves once there is none.
-    pub async fn none(&self) {
-        loop {
-            // Registered before the count is read, so that the last one to leave is not missed.
-            let notified = self.none_left.notified();
-            if self.count() == 0 {
-                return;
-            }
-            notified.await;
-        }
     }
 }

@@ -10,8 +10,8 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use super::generate::{Piece, Running};
 use crate::openai::answer::Usage;
+use crate::serving::generate::{Piece, Running};
 
 /// Turns pieces into the chunks of one kind of answer.
 pub trait Chunks: Send + 'static {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 
+use super::App;
 use super::body::JsonBytes;
-use super::{App, prompts};
 use crate::openai::error::ApiError;
 use crate::openai::tokens::{
     DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,
 };
+use crate::serving::prompts;
 
 /// Text or a chat to token ids.
 pub async fn tokenize(

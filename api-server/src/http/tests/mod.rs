@@ -21,13 +21,13 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::App;
-use super::engine::{Engine, Updates};
 use crate::config::FrontendConfig;
 use crate::engine_client::{
     EngineFailure, EngineStatus, FailureKind, Finish, ServedModel, Submit, SubmitError,
     TokenLogprob, TopLogprob, Update,
 };
 use crate::metrics::Metrics;
+use crate::serving::engine::{Engine, Updates};
 
 /// What the fake engine makes of a request.
 type Script = Box<dyn Fn(&Submit) -> Vec<Update> + Send + Sync>;

@@ -1,10 +1,8 @@
-//! What completions and chats share: submitting prompts, reading what comes of all of them in one
+//! What every generating route and method shares: submitting prompts, reading what comes of all of them in one
 //! stream, counting tokens, and the one log line at the end.
 
 use std::sync::Arc;
 
-use axum::http::{HeaderMap, HeaderValue};
-use axum::response::Response;
 use futures::StreamExt;
 use futures::stream::SelectAll;
 use pawl_shared::clock::Stamp;
@@ -20,22 +18,16 @@ use crate::openai::error::{ApiError, ErrorCode};
 use crate::openai::limits::ID_BYTES_MAX;
 use crate::openai::sampling::Common;
 
-/// The header by which a client names its request, and by which the name is told back.
-pub const REQUEST_ID: &str = "x-request-id";
-/// The header that tells where the time went (`--request-timing header`).
-pub const TIMING: &str = "x-pawl-timing";
-
-/// The id of a request: the client's, or one of ours.
-pub fn request_id(headers: &HeaderMap, common: &Common) -> Result<String, ApiError> {
-    let sent = headers.get(REQUEST_ID).map(|id| id.to_str().unwrap_or("\u{fffd}"));
-    let Some(id) = sent.or(common.request_id.as_deref()) else {
-        return Ok(uuid::Uuid::new_v4().simple().to_string());
-    };
+/// The id of a request: the client's own (`name` is where it stood), or one of ours.
+///
+/// # Errors
+/// When the client's is no id.
+pub fn checked_id(name: &str, sent: Option<&str>) -> Result<String, ApiError> {
+    let Some(id) = sent else { return Ok(uuid::Uuid::new_v4().simple().to_string()) };
     let fits = !id.is_empty() && id.len() <= ID_BYTES_MAX;
     if fits && id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(id.to_owned());
     }
-    let name = if sent.is_some() { "X-Request-Id" } else { "request_id" };
     let problem = format!("must be 1 to {ID_BYTES_MAX} visible ASCII characters without blanks");
     Err(ApiError::invalid(name, problem))
 }
@@ -228,21 +220,6 @@ fn timing_text(timing: RequestTiming) -> String {
     ];
     let text = parts.map(|(name, time)| format!("{name}={:.6}", time.as_secs_f64()));
     text.join(", ")
-}
-
-/// Puts the request's id on an answer, where that is wanted.
-pub fn tell_id(app: &App, response: &mut Response, id: &str) {
-    if !app.config.enable_request_id_headers {
-        return;
-    }
-    let id = HeaderValue::from_str(id).expect("ids are visible ASCII");
-    response.headers_mut().insert(REQUEST_ID, id);
-}
-
-/// Puts where the time went on an answer.
-pub fn tell_timing(response: &mut Response, timing: &str) {
-    let timing = HeaderValue::from_str(timing).expect("names and digits only");
-    response.headers_mut().insert(TIMING, timing);
 }
 
 /// One line at the end of each request. Never a prompt or an answer.
