@@ -1,5 +1,5 @@
-//! What every generating route and method shares: submitting prompts, reading what comes of all of them in one
-//! stream, counting tokens, and the one log line at the end.
+//! What every generating route and method shares: submitting prompts, reading what comes of all of
+//! them in one stream, counting tokens, and the one log line at the end.
 
 use std::sync::Arc;
 
