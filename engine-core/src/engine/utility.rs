@@ -72,7 +72,10 @@ impl Engine {
             "get_supported_tasks" => Value::Array(vec![text("generate")]),
             // There is no such cache, so it is always empty; the answer must be nil all the same.
             "reset_mm_cache" | "reset_encoder_cache" => Value::Nil,
-            "reset_prefix_cache" => Value::Bool(self.scheduler.reset_prefix_cache()),
+            "reset_prefix_cache" => match flag(call, 0, "reset_running_requests") {
+                Ok(running) => Value::Bool(self.reset_prefix_cache(running)),
+                Err(why) => return Answer::Now(Err(failed(call, &why))),
+            },
             "is_sleeping" => Value::Bool(false),
             "is_scheduler_paused" => Value::Bool(self.pause.mode.is_some()),
             "pause_generation" | "pause_scheduler" => {
@@ -91,6 +94,16 @@ impl Engine {
             _ => return Answer::Now(Err(failed(call, "this engine has no such method"))),
         };
         Answer::Now(Ok(value))
+    }
+
+    /// Forgets what the KV blocks hold; `false` if requests still hold some. With `running`, those
+    /// that run give theirs up first and compute everything again. (A cache outside the engine,
+    /// the second argument of the call, does not exist, so it is always empty.)
+    fn reset_prefix_cache(&mut self, running: bool) -> bool {
+        if running {
+            self.scheduler.preempt_running(self.clock.now());
+        }
+        self.scheduler.reset_prefix_cache()
     }
 
     fn pause(&mut self, client: ClientId, call: &UtilityCall) -> Result<(), String> {
@@ -165,6 +178,15 @@ impl Engine {
 enum Answer {
     Now(Result<Value, String>),
     Later,
+}
+
+/// A boolean argument; absent is no.
+fn flag(call: &UtilityCall, at: usize, name: &str) -> Result<bool, String> {
+    match call.args.get(at) {
+        None | Some(Value::Nil) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(format!("{name} must be true or false")),
+    }
 }
 
 fn failed(call: &UtilityCall, why: &str) -> String {

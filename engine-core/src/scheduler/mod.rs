@@ -260,6 +260,15 @@ impl Scheduler {
         done
     }
 
+    /// Takes the blocks of every running request, as if they had run out: each waits and computes
+    /// everything again. What steps in flight sample for them still counts.
+    pub fn preempt_running(&mut self, now: Stamp) {
+        while let Some(worst) = self.running.last().copied() {
+            self.take_blocks(worst, now);
+        }
+        self.assert_invariants();
+    }
+
     /// Takes a request out of the tables, and its blocks back.
     fn remove(&mut self, key: RequestKey, blocks: Blocks) {
         let request = self.requests.remove(&key).expect("whoever removes a request has seen it");

@@ -195,17 +195,26 @@ impl Scheduler {
         request.phase = phase;
     }
 
-    /// Takes the blocks of the worst running request. It will compute everything again.
+    /// Makes room in a plan: the worst running request loses its blocks.
     fn preempt(&mut self, worst: Rank, step: &mut Step) {
-        self.running.pop();
-        let request = self.requests.get_mut(&worst.key).expect("a running request is known");
         // It may have its place in this very plan already, which it then leaves.
         let planned = step.plan.scheduled.iter().rposition(|other| other.key == worst.key);
         if let Some(place) = planned {
             let undone = step.plan.scheduled.remove(place);
             step.budget += undone.num_tokens;
+            let request = self.requests.get_mut(&worst.key).expect("a running request is known");
             request.placeholders -= u32::from(undone.samples);
         }
+        self.take_blocks(worst, step.now);
+        step.preempted = true;
+    }
+
+    /// Takes the blocks of the last of the running requests, which is `worst`. It will compute
+    /// everything again.
+    pub(super) fn take_blocks(&mut self, worst: Rank, now: Stamp) {
+        let last = self.running.pop();
+        assert_eq!(last, Some(worst), "the worst of those that run goes first");
+        let request = self.requests.get_mut(&worst.key).expect("a running request is known");
         let next = if request.placeholders > 0 {
             self.deferred.insert(worst);
             Phase::Deferred
@@ -216,9 +225,8 @@ impl Scheduler {
         if let Phase::Running { table, .. } = std::mem::replace(&mut request.phase, next) {
             self.kv.release(table);
         }
-        request.record(EventKind::Preempted, step.now);
+        request.record(EventKind::Preempted, now);
         self.deltas.preempted(request.client);
-        step.preempted = true;
     }
 
     /// From here on the plan is a promise. The blocks it fills can be found by later plans, and by

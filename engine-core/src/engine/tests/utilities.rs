@@ -28,6 +28,41 @@ fn calls_are_answered() {
     insta::assert_snapshot!(harness.told());
 }
 
+/// Two requests run, with `depth` steps in flight, when the cache is reset; what they are told.
+fn check_reset(depth: usize, args: Vec<Value>) -> (String, String) {
+    let mut harness = Harness::new(config(depth), 1);
+    harness.add(0, "a", &[1, 2, 3, 4, 5], 4);
+    harness.add(0, "b", &[1, 2, 3, 4, 6], 4);
+    harness.fill();
+    harness.finish_step();
+    harness.fill();
+    harness.told();
+    harness.call(0, "reset_prefix_cache", args);
+    harness.fill();
+    let answer = harness.told();
+    harness.run_until_idle();
+    (answer, harness.told())
+}
+
+#[test]
+fn the_cache_is_not_reset_under_running_requests() {
+    let (answer, after) = check_reset(1, vec![Value::Bool(false), Value::Bool(false)]);
+    assert!(answer.contains("Ok(Bool(false))"), "{answer}");
+    assert!(!after.contains("Preempted"), "{after}");
+}
+
+#[test]
+fn running_requests_give_their_blocks_up_for_a_reset_and_go_on() {
+    for depth in [1, 2] {
+        let (answer, after) = check_reset(depth, vec![Value::Bool(true), Value::Bool(false)]);
+        assert!(answer.contains("Ok(Bool(true))"), "{answer}");
+        insta::assert_snapshot!(format!("reset_running_at_depth_{depth}"), after);
+    }
+    let (answer, _) = check_reset(1, vec![Value::Integer(1)]);
+    let refused = "reset_running_requests must be true or false";
+    assert!(answer.contains(refused), "{answer}");
+}
+
 fn pause(harness: &mut Harness, mode: &str) {
     harness.call(0, "pause_generation", vec![Value::Text(mode.into()), Value::Bool(true)]);
     harness.fill();

@@ -4,7 +4,8 @@
 //! config blocks=9 block=4 seqs=4 budget=64 length=32 policy=priority    (first line)
 //! add 1 prompt=10 max=4        a request of 10 tokens of its own; like=1: those of request 1
 //! step 3                       turns of the loop; `run`: until idle
-//! abort 1 | leave 7 (client) | stats 0 (client) | reset | nan 1 | pace 20 (ms a token)
+//! abort 1 | leave 7 (client) | stats 0 (client) | nan 1 | pace 20 (ms a token)
+//! reset | reset running        of the prefix cache
 //! ```
 
 use std::collections::BTreeMap;
@@ -112,6 +113,9 @@ impl Scenario {
             ("pace", Some(millis)) => self.world.per_token = Duration::from_millis(millis),
             ("stats", Some(client)) => self.stats(client as u32),
             ("reset", _) => {
+                if line.ends_with("running") {
+                    self.world.scheduler.preempt_running(self.world.now);
+                }
                 let done = self.world.scheduler.reset_prefix_cache();
                 writeln!(self.trace, "  {done}").unwrap();
             }

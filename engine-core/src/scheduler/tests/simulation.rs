@@ -103,6 +103,10 @@ fn simulate(seed: u64) {
         if random.chance(3) {
             world.scheduler.reset_prefix_cache();
         }
+        if random.chance(1) {
+            world.scheduler.preempt_running(world.now);
+            assert!(world.scheduler.reset_prefix_cache(), "nobody holds a block any more");
+        }
         world.per_step = Duration::from_millis(u64::from(random.pick(0, 100)));
         let had_work = world.scheduler.has_work();
         let submitted = world.submit();
