@@ -70,7 +70,8 @@ pub struct FrontendConfig {
     /// `--max-choices`: prompts × `n` of one request.
     pub max_choices: u32,
     /// `--max-num-queued-reqs`: answers being made at once by this frontend; beyond it a request is
-    /// refused with 503 and `Retry-After`. `None` = as many as there are connections.
+    /// refused with 503 and `Retry-After`, or with 400 if it alone asks for more. `None` = as many
+    /// as there are connections.
     pub max_num_queued_reqs: Option<u32>,
     /// Whether the core schedules by priority; else a `priority` in a request is refused.
     pub priority_scheduling: bool,
@@ -125,6 +126,13 @@ impl Default for FrontendConfig {
             shutdown_timeout: Duration::from_secs(15),
             limits: HttpLimits::default(),
         }
+    }
+}
+
+impl FrontendConfig {
+    /// Answers that can be made at once, at least one: else nothing could be served.
+    pub(crate) fn answers_max(&self) -> Option<u32> {
+        self.max_num_queued_reqs.map(|max| max.max(1))
     }
 }
 

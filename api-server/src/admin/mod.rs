@@ -43,8 +43,8 @@ async fn set_recording(
     State(app): State<Arc<App>>,
     JsonBytes(bytes): JsonBytes,
 ) -> Result<Json<Value>, ApiError> {
-    let mut body = body::parse(&bytes, "", &[&["enabled"]])?;
-    let enabled = body.fields.boolean("enabled")?;
+    let mut fields = body::parse_fields(&bytes, &["enabled"])?;
+    let enabled = fields.boolean("enabled")?;
     let enabled = enabled.ok_or_else(|| missing("enabled", "send true or false"))?;
     app.metrics.set_recording(enabled);
     tracing::info!("recording of metrics is now {}", if enabled { "on" } else { "off" });

@@ -22,7 +22,7 @@ pub async fn tokenize(
     let trust = app.config.trust_request_chat_template;
     let bytes_max = model.prompt_bytes_max(&app.config);
     app.off_reactor(move || {
-        let request = TokenizeRequest::parse(&bytes, trust)?;
+        let request = TokenizeRequest::parse(&bytes, model.bounds.vocab_size, trust)?;
         model.check_name(request.model.as_deref())?;
         let (text, field) = match request.input {
             TokenizeInput::Text(text) => (text, "prompt"),

@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, ErrorCode};
-use super::fields::Fields;
+use super::fields::{Fields, no_token_id};
 use super::limits::{JSON_VALUES_MAX, PROMPTS_MAX};
 
 /// A prompt as the client wrote it.
@@ -38,11 +38,19 @@ pub struct Body {
     pub unknown: Vec<String>,
 }
 
-/// Reads a body whose field `prompt_field` holds the prompt; of the other fields those named in
-/// `known` are kept.
-pub fn parse(bytes: &[u8], prompt_field: &str, known: &[&[&str]]) -> Result<Body, ApiError> {
+/// The field that holds text or token ids.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptField<'a> {
+    /// `prompt`, or `tokens`.
+    pub name: &'a str,
+    /// Its token ids are below this.
+    pub vocab_size: u32,
+}
+
+/// Reads a body with a prompt; of the other fields those named in `known` are kept.
+pub fn parse(bytes: &[u8], prompt: PromptField<'_>, known: &[&[&str]]) -> Result<Body, ApiError> {
     let reading = Reading {
-        prompt_field,
+        prompt,
         known,
         values_left: Cell::new(JSON_VALUES_MAX),
         refusal: RefCell::new(None),
@@ -59,9 +67,16 @@ pub fn parse(bytes: &[u8], prompt_field: &str, known: &[&[&str]]) -> Result<Body
     })
 }
 
+/// Reads a body without a prompt.
+pub fn parse_fields(bytes: &[u8], known: &[&str]) -> Result<Fields, ApiError> {
+    // No field has an empty name, so none is taken for a prompt.
+    let prompt = PromptField { name: "", vocab_size: 0 };
+    parse(bytes, prompt, &[known]).map(|body| body.fields)
+}
+
 /// What the visitors of one body share.
 struct Reading<'a> {
-    prompt_field: &'a str,
+    prompt: PromptField<'a>,
     known: &'a [&'a [&'a str]],
     values_left: Cell<u32>,
     /// Our own refusal: an error of the JSON library can carry only text.
@@ -76,7 +91,7 @@ impl Reading<'_> {
     }
 
     fn refuse_prompt<E: serde::de::Error>(&self, problem: impl fmt::Display) -> E {
-        self.refuse(ApiError::invalid(self.prompt_field, problem))
+        self.refuse(ApiError::invalid(self.prompt.name, problem))
     }
 
     fn count_value<E: serde::de::Error>(&self) -> Result<(), E> {
@@ -119,7 +134,7 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
         let mut body = Body::default();
         let mut map = Map::new();
         while let Some(key) = access.next_key::<String>()? {
-            if key == self.0.prompt_field {
+            if key == self.0.prompt.name {
                 body.prompt = access.next_value_seed(PromptSeed(self.0))?;
             } else if self.0.knows(&key) {
                 let value = access.next_value_seed(ValueSeed(self.0))?;
@@ -300,11 +315,9 @@ impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
 
 impl ElementSeed<'_> {
     fn id<E: serde::de::Error>(&self, id: Option<u32>, shown: impl fmt::Display) -> Result<u32, E> {
-        id.ok_or_else(|| {
-            self.0.refuse_prompt(format!(
-                "token ids must be whole numbers from 0 to the vocabulary's size, got {shown}"
-            ))
-        })
+        let PromptField { name, vocab_size } = self.0.prompt;
+        id.filter(|&id| id < vocab_size)
+            .ok_or_else(|| self.0.refuse(no_token_id(name, shown, vocab_size)))
     }
 }
 
@@ -383,7 +396,7 @@ impl<'de> Visitor<'de> for IdSeed<'_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<u32, E> {
-        ElementSeed(self.0).id(None, "a text in a list of lists")
+        ElementSeed(self.0).id(None, "a text")
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<u32, E> {

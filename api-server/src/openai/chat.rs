@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::body;
+use super::body::{self, PromptField};
 use super::completion::{check_min_tokens, log_unknown, logprobs};
 use super::error::ApiError;
 use super::fields::{Fields, excerpt, missing, wrong_kind};
@@ -72,7 +72,8 @@ const FIELDS: &[&str] =
 impl ChatRequest {
     /// Reads a body. `trust_template` says whether a template in the request is used or refused.
     pub fn parse(bytes: &[u8], bounds: &Bounds, trust_template: bool) -> Result<Self, ApiError> {
-        let mut body = body::parse(bytes, "prompt", &[COMMON_FIELDS, CONVERSATION_FIELDS, FIELDS])?;
+        let prompt = PromptField { name: "prompt", vocab_size: bounds.vocab_size };
+        let mut body = body::parse(bytes, prompt, &[COMMON_FIELDS, CONVERSATION_FIELDS, FIELDS])?;
         log_unknown(&body.unknown);
         if body.prompt.is_some() {
             return Err(ApiError::unsupported("prompt", "a chat takes messages"));

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: the request.
 
-use super::body::{self, RawPrompt};
+use super::body::{self, PromptField, RawPrompt};
 use super::error::ApiError;
 use super::fields::{Fields, missing};
 use super::sampling::{Bounds, COMMON_FIELDS, Common};
@@ -36,7 +36,8 @@ impl CompletionRequest {
 
     /// Reads a body.
     pub fn parse(bytes: &[u8], bounds: &Bounds) -> Result<Self, ApiError> {
-        let mut body = body::parse(bytes, "prompt", &[COMMON_FIELDS, FIELDS])?;
+        let prompt = PromptField { name: "prompt", vocab_size: bounds.vocab_size };
+        let mut body = body::parse(bytes, prompt, &[COMMON_FIELDS, FIELDS])?;
         log_unknown(&body.unknown);
         let fields = &mut body.fields;
         if fields.value("prompt_embeds").is_some() {
@@ -45,7 +46,7 @@ impl CompletionRequest {
         let prompt = body
             .prompt
             .ok_or_else(|| missing("prompt", "send a text, token ids, or a list of either"))?;
-        let prompts = prompts("prompt", prompt, bounds.vocab_size)?;
+        let prompts = prompts("prompt", prompt)?;
         if fields.text("suffix", usize::MAX)?.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::unsupported("suffix", "the models served only go forward"));
         }
@@ -68,7 +69,7 @@ impl CompletionRequest {
 }
 
 /// The prompts of a field, none of them without tokens as far as that can be seen yet.
-pub fn prompts(name: &str, raw: RawPrompt, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+pub fn prompts(name: &str, raw: RawPrompt) -> Result<Vec<Prompt>, ApiError> {
     let prompts: Vec<Prompt> = match raw {
         RawPrompt::Text(text) => vec![Prompt::Text(text)],
         RawPrompt::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
@@ -79,13 +80,6 @@ pub fn prompts(name: &str, raw: RawPrompt, vocab_size: u32) -> Result<Vec<Prompt
         let Prompt::Ids(ids) = prompt else { continue };
         if ids.is_empty() {
             return Err(empty_prompt(name));
-        }
-        if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
-            let last = vocab_size.saturating_sub(1);
-            return Err(ApiError::invalid(
-                name,
-                format!("token ids must be whole numbers from 0 to {last}, got {id}"),
-            ));
         }
     }
     Ok(prompts)

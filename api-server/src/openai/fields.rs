@@ -237,8 +237,18 @@ pub fn integer_of(name: &str, value: &Value, range: RangeInclusive<i64>) -> Resu
 
 /// A value that is a token id of the vocabulary.
 pub fn token_id_of(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
-    let id = integer_of(name, value, 0..=i64::from(vocab_size.saturating_sub(1)))?;
+    let id = integer_of(name, value, 0..=i64::from(vocab_size.saturating_sub(1)))
+        .map_err(|_| no_token_id(name, excerpt(value), vocab_size))?;
     Ok(u32::try_from(id).expect("the range lies within u32"))
+}
+
+/// The one refusal of everything that is no token id of the vocabulary, wherever it stands.
+pub fn no_token_id(name: &str, shown: impl std::fmt::Display, vocab_size: u32) -> ApiError {
+    let last = vocab_size.saturating_sub(1);
+    ApiError::invalid(
+        name,
+        format!("{shown} is no token id of this model; they are whole numbers from 0 to {last}"),
+    )
 }
 
 /// A field that came with a value of another kind.

@@ -7,7 +7,9 @@ use pawl_shared::protocol::{OutputKind, SamplingParams};
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorCode};
-use super::fields::{Fields, NumberRange, check_entries, excerpt, integer_of, wrong_kind};
+use super::fields::{
+    Fields, NumberRange, check_entries, excerpt, integer_of, no_token_id, wrong_kind,
+};
 use super::limits::{
     ALLOWED_TOKEN_IDS_MAX, BAD_WORD_BYTES_MAX, BAD_WORDS_MAX, ID_BYTES_MAX, LOGIT_BIAS_MAX,
     LOGIT_BIAS_VALUE_MAX, PENALTY_MAX, REPETITION_PENALTY_MAX, STOP_BYTES_MAX, STOP_MAX,
@@ -27,6 +29,9 @@ pub struct Bounds {
     pub max_n: u32,
     /// `--max-choices`: prompts × `n`.
     pub max_choices: u32,
+    /// `--max-num-queued-reqs`: answers that this frontend makes at once; one request cannot have
+    /// more.
+    pub answers_max: Option<u32>,
     /// Whether the core schedules by priority.
     pub priority: bool,
     /// The model's own defaults.
@@ -215,13 +220,16 @@ fn choices(fields: &mut Fields, bounds: &Bounds, prompts: usize) -> Result<u32, 
         return Err(ApiError::unsupported("best_of", "set n, or leave best_of out"));
     }
     let choices = prompts as u64 * u64::from(n);
-    if choices > u64::from(bounds.max_choices) {
-        let max = bounds.max_choices;
+    let (max, flag) = match bounds.answers_max {
+        Some(most) if most < bounds.max_choices => (most, " (--max-num-queued-reqs)"),
+        _ => (bounds.max_choices, ""),
+    };
+    if choices > u64::from(max) {
         return Err(ApiError::invalid(
-            "n",
+            if n == 1 { "prompt" } else { "n" },
             format!(
-                "{prompts} prompts × n {n} make {choices} answers, at most {max} are allowed; \
-                 send fewer prompts at once or lower n"
+                "{prompts} prompts × n {n} make {choices} answers, at most {max} are allowed in \
+                 one request{flag}; send fewer prompts at once or lower n"
             ),
         ));
     }
@@ -255,10 +263,10 @@ fn logit_bias(
     check_entries(NAME, entries.len(), LOGIT_BIAS_MAX)?;
     let range = NumberRange::of(-LOGIT_BIAS_VALUE_MAX, LOGIT_BIAS_VALUE_MAX);
     let entry = |(key, value): (String, Value)| {
-        let id = key.parse::<u32>().ok().filter(|&id| id < bounds.vocab_size).ok_or_else(|| {
-            let last = bounds.vocab_size.saturating_sub(1);
-            let key = excerpt(&Value::from(key.as_str()));
-            ApiError::invalid(NAME, format!("keys must be token ids from 0 to {last}, got {key}"))
+        let id = key.parse::<u32>().ok().filter(|&id| id < bounds.vocab_size);
+        let id = id.ok_or_else(|| {
+            let shown = excerpt(&Value::from(key.as_str()));
+            no_token_id(NAME, shown, bounds.vocab_size)
         })?;
         let bias = value.as_f64().ok_or_else(|| wrong_kind(NAME, "token id: number", &value))?;
         Ok((id, range.check(NAME, bias, &excerpt(&value))?))

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::body::{self, RawPrompt};
+use super::body::{self, PromptField, RawPrompt};
 use super::chat::{CONVERSATION_FIELDS, Conversation};
-use super::completion::{Prompt, log_unknown, prompts};
+use super::completion::log_unknown;
 use super::error::ApiError;
 use super::fields::missing;
 
@@ -34,8 +34,9 @@ const FIELDS: &[&str] = &["model", "add_special_tokens", "return_token_strs"];
 
 impl TokenizeRequest {
     /// Reads a body.
-    pub fn parse(bytes: &[u8], trust_template: bool) -> Result<Self, ApiError> {
-        let mut body = body::parse(bytes, "prompt", &[FIELDS, CONVERSATION_FIELDS])?;
+    pub fn parse(bytes: &[u8], vocab_size: u32, trust_template: bool) -> Result<Self, ApiError> {
+        let prompt = PromptField { name: "prompt", vocab_size };
+        let mut body = body::parse(bytes, prompt, &[FIELDS, CONVERSATION_FIELDS])?;
         log_unknown(&body.unknown);
         let fields = &mut body.fields;
         let model = fields.text("model", usize::MAX)?;
@@ -88,17 +89,14 @@ pub struct DetokenizeRequest {
 impl DetokenizeRequest {
     /// Reads a body.
     pub fn parse(bytes: &[u8], vocab_size: u32) -> Result<Self, ApiError> {
-        let mut body = body::parse(bytes, "tokens", &[&["model"]])?;
+        let prompt = PromptField { name: "tokens", vocab_size };
+        let mut body = body::parse(bytes, prompt, &[&["model"]])?;
         log_unknown(&body.unknown);
         let model = body.fields.text("model", usize::MAX)?;
         let tokens = match body.prompt {
             None => return Err(missing("tokens", "send a list of token ids")),
             // An empty list is an empty text.
-            Some(RawPrompt::Ids(ids)) if ids.is_empty() => ids,
-            Some(raw @ RawPrompt::Ids(_)) => match prompts("tokens", raw, vocab_size)?.pop() {
-                Some(Prompt::Ids(ids)) => ids,
-                _ => Vec::new(),
-            },
+            Some(RawPrompt::Ids(ids)) => ids,
             Some(_) => return Err(ApiError::invalid("tokens", "must be one list of token ids")),
         };
         Ok(Self { tokens, model })

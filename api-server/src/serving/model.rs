@@ -52,6 +52,7 @@ impl LoadedModel {
             max_logprobs: config.max_logprobs,
             max_n: config.max_n,
             max_choices: config.max_choices,
+            answers_max: config.answers_max(),
             priority: config.priority_scheduling,
             defaults: sampling_defaults(&card.generation_defaults),
         };

@@ -105,13 +105,17 @@ fn says_something(value: &Value) -> bool {
 /// Its length is the scheduler's to judge, which knows what fits.
 fn check_prompt(prompt: &[u32], vocab_size: u32) -> Result<(), String> {
     match prompt.iter().position(|&token| token >= vocab_size) {
-        Some(at) => Err(format!(
-            "prompt_token_ids[{at}] is {}, but the vocabulary ends at {}",
-            prompt[at],
-            vocab_size - 1
-        )),
+        Some(at) => Err(no_token_id(&format!("prompt_token_ids[{at}]"), prompt[at], vocab_size)),
         None => Ok(()),
     }
+}
+
+/// In the words that a frontend has for it too.
+fn no_token_id(field: &str, token: u32, vocab_size: u32) -> String {
+    let last = vocab_size - 1;
+    format!(
+        "{field}: {token} is no token id of this model; they are whole numbers from 0 to {last}"
+    )
 }
 
 fn check_sampling(sampling: &SamplingParams, limits: Limits) -> Result<(), String> {
@@ -150,10 +154,7 @@ fn check_sampling(sampling: &SamplingParams, limits: Limits) -> Result<(), Strin
         if token < limits.vocab_size {
             return Ok(());
         }
-        Err(format!(
-            "{field} names token {token}; the vocabulary ends at {}",
-            limits.vocab_size - 1
-        ))
+        Err(no_token_id(field, token, limits.vocab_size))
     };
     for &token in sampling.logprob_token_ids.iter().flatten() {
         in_vocabulary("logprob_token_ids", token)?;

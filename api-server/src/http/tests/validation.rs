@@ -316,6 +316,34 @@ async fn tokens() {
     check("tokens", &cases).await;
 }
 
+/// One wording, wherever a token id stands.
+#[tokio::test]
+async fn ids_beyond_the_vocabulary_are_refused_in_the_same_words_everywhere() {
+    let stage = Stage::new(|_| Vec::new());
+    for (path, body, field, shown) in [
+        (TEXT, r#"{"prompt":[5,600]}"#, "prompt", "600"),
+        (TEXT, r#"{"prompt":[[5],[600]]}"#, "prompt", "600"),
+        (TEXT, r#"{"prompt":[-1]}"#, "prompt", "-1"),
+        (TEXT, r#"{"prompt":[4294967296]}"#, "prompt", "4294967296"),
+        (TEXT, r#"{"prompt":[1.5]}"#, "prompt", "1.5"),
+        (TEXT, r#"{"prompt":"a","logit_bias":{"600":1}}"#, "logit_bias", r#""600""#),
+        (TEXT, r#"{"prompt":"a","logit_bias":{"x":1}}"#, "logit_bias", r#""x""#),
+        (TEXT, r#"{"prompt":"a","stop_token_ids":[600]}"#, "stop_token_ids", "600"),
+        (TEXT, r#"{"prompt":"a","stop_token_ids":[-1]}"#, "stop_token_ids", "-1"),
+        (TEXT, r#"{"prompt":"a","allowed_token_ids":["x"]}"#, "allowed_token_ids", r#""x""#),
+        ("/detokenize", r#"{"tokens":[600]}"#, "tokens", "600"),
+        ("/detokenize", r#"{"tokens":[-1]}"#, "tokens", "-1"),
+    ] {
+        let answer = stage.post(path, body).await;
+        let (status, error) = answer.split_once('\n').unwrap();
+        assert_eq!(status, "400 Bad Request", "{body}: {answer}");
+        let error: serde_json::Value = serde_json::from_str(error).unwrap();
+        let words = "is no token id of this model; they are whole numbers from 0 to 511";
+        assert_eq!(error["error"]["message"], format!("{field}: {shown} {words}"), "{body}");
+        assert_eq!(error["error"]["param"], field, "{body}");
+    }
+}
+
 #[tokio::test]
 async fn routes_methods_and_kinds() {
     let stage = Stage::new(|_| Vec::new());
