@@ -135,3 +135,16 @@ fn a_lone_long_prompt_shows_before_its_first_token() {
     assert_eq!(after.sum("vllm:request_success_total", &[("finished_reason", "abort")]), 1.0);
     assert_eq!(after.get("vllm:generation_tokens_total"), 0.0);
 }
+
+/// A server that has done little has used a fraction of a second, and more with each thing it does.
+#[test]
+fn processor_time_is_told_in_fractions_of_seconds() {
+    let run = Run::new();
+    let _core = run.mock_core(&[]);
+    let frontend = run.frontend("api", &[]);
+    let used = || frontend.scrape().get("process_cpu_seconds_total");
+    let early = used();
+    assert!(early > 0.0 && early.fract() != 0.0, "{early} seconds");
+    let later = wait_for("more processor time", || Some(used()).filter(|now| *now > early));
+    assert!(later - early < 1.0, "from {early} to {later} seconds");
+}

@@ -2,7 +2,7 @@
 //!
 //! - [`table`]: every family, in one table that drives registration, priming, page and docs;
 //! - `engine`: the series of one engine and model, as resolved handles;
-//! - `own`, `http`: the `pawl:` and `http_*` families;
+//! - `own`, `http`, `process`: the `pawl:`, `http_*` and `process_*` families;
 //! - `render`: the page in both text formats.
 //!
 //! What is counted is decided elsewhere, in [`crate::output_handler`]; this folder only adds up.
@@ -10,6 +10,7 @@
 mod engine;
 mod http;
 mod own;
+mod process;
 mod register;
 mod render;
 pub mod table;
@@ -25,16 +26,16 @@ use std::sync::{Arc, Mutex};
 
 use pawl_shared::clock::{Clock, Stamp, SystemClock};
 use pawl_shared::protocol::{DecodeErrorKind, ReadyResponse, SchedulerStats, Value};
-use prometheus::process_collector::ProcessCollector;
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, Registry};
 
 use self::engine::EngineFamilies;
 use self::http::HttpHandles;
 use self::own::OwnHandles;
+use self::process::Process;
 use self::register::{Registrar, Resolve};
 use crate::output_handler::IterationStats;
 
-/// Why a request was refused before it reached the core.
+/// Why a request was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionReason {
     /// Too many requests open or queued.
@@ -116,7 +117,8 @@ pub struct Metrics {
     admission: IntCounterVec,
     /// Refusals before the model's name was known; they are counted under it once it is.
     admission_before: [AtomicU64; AdmissionReason::ALL.len()],
-    /// Taken when a core joins and by refusals, never by the fold.
+    /// Taken when a core joins and by refusals, by the fold only for those of the core. Never held
+    /// by a scrape.
     engines: Mutex<Engines>,
 }
 
@@ -159,7 +161,7 @@ impl Metrics {
         let admission = at.counter(&table::ADMISSION_REJECTIONS);
         if config.process {
             registry
-                .register(Box::new(ProcessCollector::for_self()))
+                .register(Box::new(Process::new()))
                 .expect("the process collector is registered once");
         }
         Ok(Self {
@@ -308,7 +310,7 @@ impl Metrics {
         }
     }
 
-    /// A request was refused before it reached the core.
+    /// A request was not taken, here or by the core.
     pub fn admission_rejected(&self, reason: AdmissionReason) {
         if !self.recording() {
             return;
