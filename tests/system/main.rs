@@ -3,6 +3,7 @@
 // Everything here is a test; clippy sees only functions marked as one.
 #![allow(clippy::unwrap_used)]
 
+mod admission;
 mod batch;
 mod counting;
 mod doctor;

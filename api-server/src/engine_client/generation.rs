@@ -120,12 +120,23 @@ pub struct EngineFailure {
     /// What kind.
     pub kind: FailureKind,
     /// For programs: `engine_down`, `engine_aborted`, `engine_error`, `unreadable_frame`,
-    /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, …).
+    /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, `queue_full`, …).
     pub code: String,
     /// For people.
     pub message: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
+}
+
+impl EngineFailure {
+    /// The code of a request that the engine had no room for.
+    pub const QUEUE_FULL: &'static str = "queue_full";
+
+    /// Whether the engine had no room for the request.
+    #[must_use]
+    pub fn is_queue_full(&self) -> bool {
+        self.kind == FailureKind::Engine && self.code == Self::QUEUE_FULL
+    }
 }
 
 /// What kind of failure.

@@ -200,7 +200,18 @@ impl EngineClient {
     /// # Errors
     /// When the core cannot take it now.
     pub fn submit(&self, submit: Submit) -> Result<Generation, SubmitError> {
-        self.inner.submit(submit).inspect_err(|error| {
+        let mut generations = self.submit_all(vec![submit])?;
+        Ok(generations.pop().expect("one submission, one generation"))
+    }
+
+    /// Starts the prompts of one client's request: all of them or none. When the core itself finds
+    /// no room for one of their choices, all that are open end with that
+    /// ([`EngineFailure::is_queue_full`]), and it is counted as one refusal.
+    ///
+    /// # Errors
+    /// When the core cannot take them now.
+    pub fn submit_all(&self, submits: Vec<Submit>) -> Result<Vec<Generation>, SubmitError> {
+        self.inner.submit(&submits).inspect_err(|error| {
             self.inner.config.metrics.admission_rejected(match error {
                 SubmitError::Unavailable { .. } => AdmissionReason::EngineUnavailable,
                 SubmitError::QueueFull { .. } => AdmissionReason::QueueFull,
@@ -276,15 +287,17 @@ impl Inner {
         self.state.lock().expect(UNPOISONED)
     }
 
-    fn submit(self: &Arc<Self>, submit: Submit) -> Result<Generation, SubmitError> {
-        let n = submit.params.n.max(1);
-        let (model, ids, client_index, epoch) = self.admit(&submit, n)?;
-        let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
+    fn submit(self: &Arc<Self>, submits: &[Submit]) -> Result<Vec<Generation>, SubmitError> {
+        let admitted = self.admit(submits)?;
         let wall = self.config.clock.wall();
         // Encoded outside the lock: a long prompt times n is real work.
-        let messages: Vec<_> = (0..n)
-            .zip(&ids)
-            .map(|(choice, id)| {
+        let messages: Vec<_> = submits
+            .iter()
+            .zip(&admitted.ids)
+            .flat_map(|(submit, ids)| (0..).zip(ids).map(move |(choice, id)| (submit, choice, id)))
+            .map(|(submit, choice, id)| {
+                let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
+                let model = &admitted.model;
                 let params = lower::lower(
                     &submit.params,
                     choice,
@@ -295,33 +308,25 @@ impl Inner {
                 let mut request =
                     EngineCoreRequest::new(id.clone(), submit.prompt.to_vec(), params);
                 request.arrival_time = wall.0;
-                request.client_index = client_index;
+                request.client_index = admitted.client_index;
                 request.priority = submit.priority;
                 request.cache_salt = submit.cache_salt.clone();
                 request.external_req_id = Some(submit.external_id.clone());
-                ClientMessage::Add(Box::new(request)).encode()
+                (id, ClientMessage::Add(Box::new(request)).encode())
             })
             .collect();
-        let mailbox = Arc::new(Mailbox::new(n));
         let mut state = self.state();
-        if state.session.as_ref().is_none_or(|session| session.epoch != epoch) {
+        if state.session.as_ref().is_none_or(|session| session.epoch != admitted.epoch) {
             return Err(self.unavailable());
         }
-        let key = state.handler.add(NewRequest {
-            external_id: submit.external_id.as_str().into(),
-            ids: ids.clone(),
-            prompt_tokens: submit.prompt.len() as u64,
-            params: &submit.params,
-            max_tokens: lower::max_tokens(&submit.params, model.max_model_len, prompt_tokens),
-            vocabulary: model.tokenizer.clone(),
-            arrival: submit.arrival,
-            sent: self.config.clock.now(),
-            mailbox: mailbox.clone(),
-        });
-        for (sent, message) in messages.into_iter().enumerate() {
+        let (news, mailboxes): (Vec<_>, Vec<_>) =
+            submits.iter().zip(&admitted.ids).map(|both| self.opened(&admitted, both)).unzip();
+        let keys = state.handler.add(news);
+        let mut sent = Vec::with_capacity(messages.len());
+        for (id, message) in messages {
             if let Err(refused) = self.sender.try_send(message) {
-                state.handler.take_back(key);
-                self.tell_aborts(&mut state, ids[..sent].to_vec());
+                state.handler.take_back(keys);
+                self.tell_aborts(&mut state, sent);
                 tracing::warn!(%refused, "a request could not be sent to the core");
                 return Err(match refused {
                     pawl_shared::transport::SendRefused::Full => {
@@ -330,36 +335,56 @@ impl Inner {
                     pawl_shared::transport::SendRefused::Down => self.unavailable(),
                 });
             }
+            sent.push(id.clone());
         }
         drop(state);
-        Ok(Generation::new(mailbox, key, self.clone()))
+        let started = |(key, mailbox)| Generation::new(mailbox, key, self.clone());
+        Ok(keys.zip(mailboxes).map(started).collect())
     }
 
-    /// Whether a request can be taken now; if so, its wire ids, which are never given again.
-    fn admit(&self, submit: &Submit, n: u32) -> Result<Admitted, SubmitError> {
+    /// What the output handler keeps of a submission, and where its answer will lie.
+    fn opened<'a>(
+        &self,
+        admitted: &Admitted,
+        (submit, ids): (&'a Submit, &Vec<RequestId>),
+    ) -> (NewRequest<'a>, Arc<Mailbox>) {
+        let model = &admitted.model;
+        let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
+        let mailbox = Arc::new(Mailbox::new(submit.params.n.max(1)));
+        let new = NewRequest {
+            external_id: submit.external_id.as_str().into(),
+            ids: ids.clone(),
+            prompt_tokens: u64::from(prompt_tokens),
+            params: &submit.params,
+            max_tokens: lower::max_tokens(&submit.params, model.max_model_len, prompt_tokens),
+            vocabulary: model.tokenizer.clone(),
+            arrival: submit.arrival,
+            sent: self.config.clock.now(),
+            mailbox: mailbox.clone(),
+        };
+        (new, mailbox)
+    }
+
+    /// Whether the prompts can be taken now; if so, their wire ids, which are never given again.
+    fn admit(&self, submits: &[Submit]) -> Result<Admitted, SubmitError> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(SubmitError::Draining);
         }
         if *self.status.borrow() != EngineStatus::Up {
             return Err(self.unavailable());
         }
+        let choices: usize = submits.iter().map(|submit| submit.params.n.max(1) as usize).sum();
         let mut state = self.state();
-        if state.handler.open() + n as usize > self.config.open_max {
+        if state.handler.open() + choices > self.config.open_max {
             return Err(SubmitError::QueueFull { retry_after: RETRY_AFTER });
         }
         let model = state.model.clone();
         let (Some(session), Some(model)) = (&mut state.session, model) else {
             return Err(self.unavailable());
         };
-        let external = shortened(&submit.external_id);
-        session.counter += 1;
-        // The counter's width is fixed, so that no two pairs of epoch and counter look alike.
-        let parent = format!("{external}-{:x}{:010x}", session.epoch, session.counter);
-        let ids = match n {
-            1 => vec![RequestId::from(parent)],
-            n => (0..n).map(|choice| RequestId::from(format!("{choice}_{parent}"))).collect(),
-        };
-        Ok((model, ids, session.client_index, session.epoch))
+        let ids = submits.iter().map(|submit| session.fresh_ids(submit)).collect();
+        let Session { client_index, epoch, .. } = *session;
+        Ok(Admitted { model, ids, client_index, epoch })
     }
 
     fn unavailable(&self) -> SubmitError {
@@ -436,7 +461,27 @@ impl Inner {
     }
 }
 
-type Admitted = (Arc<ServedModel>, Vec<RequestId>, u32, u64);
+/// Submissions that can be sent.
+struct Admitted {
+    model: Arc<ServedModel>,
+    /// Of each submission, one for each choice.
+    ids: Vec<Vec<RequestId>>,
+    client_index: u32,
+    epoch: u64,
+}
+
+impl Session {
+    fn fresh_ids(&mut self, submit: &Submit) -> Vec<RequestId> {
+        let external = shortened(&submit.external_id);
+        self.counter += 1;
+        // The counter's width is fixed, so that no two pairs of epoch and counter look alike.
+        let parent = format!("{external}-{:x}{:010x}", self.epoch, self.counter);
+        match submit.params.n.max(1) {
+            1 => vec![RequestId::from(parent)],
+            n => (0..n).map(|choice| RequestId::from(format!("{choice}_{parent}"))).collect(),
+        }
+    }
+}
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 

@@ -60,7 +60,8 @@ pub async fn chat_completions(
     let choices = common.sampling.n as usize;
     let mut response = if common.stream {
         let told = UsageTold { at_end: common.include_usage, throughout: common.continuous_usage };
-        sse::response(running, Deltas { shape, begun: vec![false; choices], any: false }, told)
+        let deltas = Deltas { shape, begun: vec![false; choices], any: false };
+        sse::response(running, deltas, told).await?
     } else {
         whole(running, shape, choices).await?
     };

@@ -55,7 +55,7 @@ pub async fn completions(
     let texts = Texts { envelope, shape, prompts, choices };
     let mut response = if common.stream {
         let told = UsageTold { at_end: common.include_usage, throughout: common.continuous_usage };
-        sse::response(running, texts, told)
+        sse::response(running, texts, told).await?
     } else {
         whole(running, texts).await?
     };

@@ -1,9 +1,11 @@
 //! A running request as a stream of server-sent events: one event per piece, comments while nothing
 //! flows, `[DONE]` at the end. A failure is an event of its own and the end of the stream: a client
-//! can never take it for a normal finish.
+//! can never take it for a normal finish. One that comes before anything was sent is an answer with
+//! a status of its own.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -11,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::openai::answer::Usage;
+use crate::openai::error::ApiError;
 use crate::serving::generate::{Piece, Running};
 
 /// Turns pieces into the chunks of one kind of answer.
@@ -31,9 +34,25 @@ pub struct UsageTold {
     pub throughout: bool,
 }
 
+/// How long the head waits for the first piece. What the engine refuses it refuses at once, and
+/// until the head is sent that can be told by a status, which clients know how to deal with.
+const HEAD_WAIT: Duration = Duration::from_millis(500);
+
 /// The answer that streams `running`.
-pub fn response<C: Chunks>(running: Running, chunks: C, told: UsageTold) -> Response {
-    let stream = EventStream { running, chunks, told, ready: VecDeque::new(), ended: false };
+///
+/// # Errors
+/// When it failed before anything was sent.
+pub async fn response<C: Chunks>(
+    mut running: Running,
+    mut chunks: C,
+    told: UsageTold,
+) -> Result<Response, ApiError> {
+    let wait = HEAD_WAIT.min(running.keep_alive());
+    let mut ready = VecDeque::new();
+    if let Ok(Some(first)) = tokio::time::timeout(wait, running.next()).await {
+        ready.extend(events_of(&running, &mut chunks, told, first?));
+    }
+    let stream = EventStream { running, chunks, told, ready, ended: false };
     let events = futures::stream::unfold(stream, |mut stream| async move {
         let event = stream.next().await?;
         Some((Ok::<_, Infallible>(event), stream))
@@ -45,7 +64,18 @@ pub fn response<C: Chunks>(running: Running, chunks: C, told: UsageTold) -> Resp
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Some reverse proxies would otherwise collect events before they pass them on.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    Ok(response)
+}
+
+/// The events of one piece.
+fn events_of<C: Chunks>(
+    running: &Running,
+    chunks: &mut C,
+    told: UsageTold,
+    piece: Piece,
+) -> impl Iterator<Item = Bytes> {
+    let usage = told.throughout.then(|| running.usage_at(piece.index));
+    chunks.piece(piece, usage).into_iter().map(|chunk| event(&chunk))
 }
 
 struct EventStream<C> {
@@ -70,9 +100,8 @@ impl<C: Chunks> EventStream<C> {
             match tokio::time::timeout(quiet, self.running.next()).await {
                 Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
                 Ok(Some(Ok(piece))) => {
-                    let usage = self.told.throughout.then(|| self.running.usage_at(piece.index));
-                    let chunks = self.chunks.piece(piece, usage);
-                    self.ready.extend(chunks.iter().map(|chunk| event(chunk)));
+                    let events = events_of(&self.running, &mut self.chunks, self.told, piece);
+                    self.ready.extend(events);
                 }
                 Ok(Some(Err(error))) => {
                     self.ended = true;

@@ -238,7 +238,8 @@ table! {
         &["model_name", "engine", "finished_reason"],
         "Requests that ended, by reason; each one exactly once.", "each request's end");
     ADMISSION_REJECTIONS = counter("vllm:admission_rejections_total", &["model_name", "reason"],
-        "Requests refused before they reached the engine.", "each refusal with 503");
+        "Requests refused for want of room or of an engine, by this frontend or by the engine.",
+        "each refusal with 503");
     ITERATION_TOKENS = histogram("vllm:iteration_tokens_total", Buckets::IterationTokens, ENGINE,
         "Tokens in one frame: computed prompt tokens of first tokens, and new tokens.", OUT);
     REQUEST_PROMPT_TOKENS = histogram("vllm:request_prompt_tokens", Buckets::RequestTokens, ENGINE,

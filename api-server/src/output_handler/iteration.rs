@@ -24,6 +24,8 @@ pub struct IterationStats {
     pub finished: Vec<FinishedRequest>,
     /// One for each request whose choices have all completed.
     pub finished_parents: Vec<FinishedParent>,
+    /// Clients' requests that the engine had no room for.
+    pub refused: u64,
     /// Intervals that were taken as 0 because their stamps were out of order.
     pub negative_intervals: u64,
 }
@@ -201,12 +203,14 @@ impl Lifetime {
         prompt.external_cached += told.num_external_cached_tokens;
     }
 
-    /// The request's end. Called once: the request leaves the table with it.
-    pub fn finish(&self, reason: FinishReason, now: Stamp, frame: &mut IterationStats) {
+    /// The request's end. Called once: the request leaves the table with it. Returns whether it
+    /// completed.
+    pub fn finish(&self, reason: FinishReason, now: Stamp, frame: &mut IterationStats) -> bool {
         let ran_to_its_end =
             matches!(reason, FinishReason::Stop | FinishReason::Length | FinishReason::Repetition);
         let completed = ran_to_its_end.then(|| self.completed(now, frame));
         frame.finished.push(FinishedRequest { reason, completed });
+        ran_to_its_end
     }
 
     fn completed(&self, now: Stamp, frame: &mut IterationStats) -> CompletedRequest {

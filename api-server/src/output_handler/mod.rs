@@ -21,6 +21,7 @@ pub use mailbox::DeliveryLimits;
 pub(crate) use mailbox::Mailbox;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -35,7 +36,7 @@ use self::request::{OpenRequest, TextState};
 use self::stats_log::StatsLog;
 use crate::detokenizer::TokenText;
 use crate::engine_client::{EngineFailure, FailureKind, Finish, Update};
-use crate::metrics::{EngineHandles, FrameKind, Metrics};
+use crate::metrics::{AdmissionReason, EngineHandles, FrameKind, Metrics};
 
 /// A submission that has been handed to the core.
 pub(crate) struct NewRequest<'a> {
@@ -65,6 +66,8 @@ pub(crate) struct Folded {
 
 /// A submission whose choices have not all ended.
 struct Parent {
+    /// The submissions of the same client's request, itself included.
+    group: Range<u64>,
     n: u32,
     ids: Vec<RequestId>,
     open: u32,
@@ -115,10 +118,19 @@ impl OutputHandler {
         self.requests.len()
     }
 
-    /// Takes in a submission; returns its key for [`OutputHandler::abort`].
-    pub fn add(&mut self, new: NewRequest<'_>) -> u64 {
-        let parent = self.next_parent;
-        self.next_parent += 1;
+    /// Takes in the submissions of one client's request, one for each prompt; returns their keys
+    /// for [`OutputHandler::abort`].
+    pub fn add(&mut self, news: Vec<NewRequest<'_>>) -> Range<u64> {
+        let group = self.next_parent..self.next_parent + news.len() as u64;
+        self.next_parent = group.end;
+        for (parent, new) in group.clone().zip(news) {
+            self.add_one(parent, &group, new);
+        }
+        self.metrics.open_requests(self.requests.len());
+        group
+    }
+
+    fn add_one(&mut self, parent: u64, group: &Range<u64>, new: NewRequest<'_>) {
         for (choice, id) in (0..).zip(&new.ids) {
             let life = Lifetime::new(new.arrival, new.sent, new.prompt_tokens, new.max_tokens);
             let open = OpenRequest {
@@ -136,15 +148,20 @@ impl OutputHandler {
         let n = u32::try_from(new.ids.len()).expect("n is a u32");
         self.parents.insert(
             parent,
-            Parent { n, ids: new.ids, open: n, all_completed: true, max_generation_tokens: 0 },
+            Parent {
+                group: group.clone(),
+                n,
+                ids: new.ids,
+                open: n,
+                all_completed: true,
+                max_generation_tokens: 0,
+            },
         );
-        self.metrics.open_requests(self.requests.len());
-        parent
     }
 
-    /// A submission that never reached the core after all: forgets it, uncounted.
-    pub fn take_back(&mut self, parent: u64) {
-        if let Some(parent) = self.parents.remove(&parent) {
+    /// Submissions that never reached the core after all: forgets them, uncounted.
+    pub fn take_back(&mut self, group: Range<u64>) {
+        for parent in group.filter_map(|key| self.parents.remove(&key)) {
             for id in &parent.ids {
                 self.requests.remove(id);
             }
@@ -266,6 +283,12 @@ impl OutputHandler {
                 update.cached_tokens = Some(open.life.cached_tokens());
             }
             update.error = failure_of(output, update.finish.as_ref());
+            if update.error.as_ref().is_some_and(EngineFailure::is_queue_full) {
+                let group = &self.parents[&open.parent].group;
+                if frame.refused.last() != Some(group) {
+                    frame.refused.push(group.clone());
+                }
+            }
             if update.finish.is_some() {
                 // A stop string is seen here only: the core has to be told.
                 if output.finish_reason.is_none() {
@@ -282,8 +305,30 @@ impl OutputHandler {
                 self.end(id, update, now, &mut frame);
             }
         }
+        abort.extend(self.refuse_rest(now, &mut frame));
         abort.extend(self.settle(frame, stats.as_ref(), now));
         abort
+    }
+
+    /// Where the core had no room for one choice, the others of the same request end with it: an
+    /// answer is whole or it is none. Returns those that the core must forget.
+    fn refuse_rest(&mut self, now: Stamp, frame: &mut Frame) -> Vec<RequestId> {
+        // One request's refusals mostly come side by side, but two requests' may be mixed.
+        let mut groups = std::mem::take(&mut frame.refused);
+        groups.sort_by_key(|group| group.start);
+        groups.dedup();
+        frame.sums.refused = groups.len() as u64;
+        let mut ended = Vec::new();
+        for parent in groups.into_iter().flatten() {
+            let ids = self.parents.get(&parent).map(|parent| parent.ids.clone());
+            for id in ids.into_iter().flatten() {
+                if let Some(update) = self.failed(&id, &queue_full(), FinishReason::Abort) {
+                    self.end(&id, update, now, frame);
+                    ended.push(id);
+                }
+            }
+        }
+        ended
     }
 
     fn ended_by_core(&mut self, id: &RequestId) -> Option<Update> {
@@ -338,7 +383,10 @@ impl OutputHandler {
         let open = self.requests.remove(id).expect("the caller found it in the table");
         let finish = update.finish.as_ref().expect("a last update says how it ended");
         let reason = finish.reason;
-        open.life.finish(reason, now, &mut frame.sums);
+        // Refused before it had a token, it was never admitted: counted as such, once for all.
+        let refused = update.error.as_ref().is_some_and(EngineFailure::is_queue_full)
+            && open.life.generation_tokens == 0;
+        let completed = !refused && open.life.finish(reason, now, &mut frame.sums);
         let timing = open.life.timing(now);
         update.timing = Some(timing);
         if self.log_timing {
@@ -363,7 +411,6 @@ impl OutputHandler {
         parent.open -= 1;
         parent.max_generation_tokens =
             parent.max_generation_tokens.max(open.life.generation_tokens);
-        let completed = frame.sums.finished.last().is_some_and(|last| last.completed.is_some());
         parent.all_completed &= completed;
         if parent.open == 0 {
             if parent.all_completed {
@@ -385,6 +432,9 @@ impl OutputHandler {
         stats: Option<&SchedulerStats>,
         now: Stamp,
     ) -> Vec<RequestId> {
+        for _ in 0..frame.sums.refused {
+            self.metrics.admission_rejected(AdmissionReason::QueueFull);
+        }
         if let Some(engine) = &self.engine {
             self.metrics.record_iteration(engine, &frame.sums);
             if let Some(stats) = stats {
@@ -468,6 +518,17 @@ fn failure_of(output: &EngineCoreOutput, finish: Option<&Finish>) -> Option<Engi
     }
 }
 
+/// What the other choices of a refused one are told.
+fn queue_full() -> EngineFailure {
+    EngineFailure {
+        kind: FailureKind::Engine,
+        code: EngineFailure::QUEUE_FULL.to_string(),
+        message: "the engine has no room for all answers of this request; send it again later"
+            .to_string(),
+        retryable: true,
+    }
+}
+
 fn aborted_by_core() -> EngineFailure {
     EngineFailure {
         kind: FailureKind::Engine,
@@ -481,6 +542,8 @@ fn aborted_by_core() -> EngineFailure {
 #[derive(Default)]
 struct Frame {
     sums: IterationStats,
+    /// Groups of submissions of which the core has refused a choice for want of room.
+    refused: Vec<Range<u64>>,
     updates: Vec<(u64, Arc<Mailbox>, Update)>,
 }
 

@@ -91,27 +91,40 @@ impl Bench {
 
     /// Submits a request that arrived 100 ms ago.
     pub fn send(&mut self, prompt_tokens: u64, params: &SamplingParams) -> Sent {
-        let ids: Vec<RequestId> = (0..params.n)
-            .map(|choice| {
-                self.next += 1;
-                RequestId::from(format!("{choice}_r-{}", self.next))
-            })
-            .collect();
+        self.send_prompts(&[prompt_tokens], params).remove(0)
+    }
+
+    /// The same with several prompts.
+    pub fn send_prompts(&mut self, prompts: &[u64], params: &SamplingParams) -> Vec<Sent> {
         let arrival = self.clock.now();
         self.pass(100);
-        let mailbox = Arc::new(Mailbox::new(params.n));
-        let key = self.handler.add(NewRequest {
-            external_id: "r".into(),
-            ids: ids.clone(),
-            prompt_tokens,
-            params,
-            max_tokens: params.max_tokens.expect("set in every case"),
-            vocabulary: vocabulary(),
-            arrival,
-            sent: self.clock.now(),
-            mailbox: mailbox.clone(),
-        });
-        Sent { key, ids, mailbox }
+        let mut sent = Vec::new();
+        let mut news = Vec::new();
+        for &prompt_tokens in prompts {
+            let ids: Vec<RequestId> = (0..params.n)
+                .map(|choice| {
+                    self.next += 1;
+                    RequestId::from(format!("{choice}_r-{}", self.next))
+                })
+                .collect();
+            let mailbox = Arc::new(Mailbox::new(params.n));
+            news.push(NewRequest {
+                external_id: "r".into(),
+                ids: ids.clone(),
+                prompt_tokens,
+                params,
+                max_tokens: params.max_tokens.expect("set in every case"),
+                vocabulary: vocabulary(),
+                arrival,
+                sent: self.clock.now(),
+                mailbox: mailbox.clone(),
+            });
+            sent.push(Sent { key: 0, ids, mailbox });
+        }
+        for (key, sent) in self.handler.add(news).zip(&mut sent) {
+            sent.key = key;
+        }
+        sent
     }
 
     /// One frame, stamped `at` seconds by the engine's clock.

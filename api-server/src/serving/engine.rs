@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use futures::Stream;
 
-use crate::engine_client::{EngineClient, EngineStatus, ServedModel, Submit, SubmitError, Update};
+use crate::engine_client::{
+    EngineClient, EngineStatus, Generation, ServedModel, Submit, SubmitError, Update,
+};
 
 /// What comes of one submitted request. Dropping it aborts what has not ended.
 pub type Updates = Pin<Box<dyn Stream<Item = Update> + Send>>;
@@ -16,11 +18,11 @@ pub trait Engine: Send + Sync + 'static {
     fn status(&self) -> EngineStatus;
     /// What it serves, once known.
     fn model(&self) -> Option<Arc<ServedModel>>;
-    /// Starts a request.
+    /// Starts the prompts of one client's request, all of them or none.
     ///
     /// # Errors
-    /// When it cannot be taken now.
-    fn submit(&self, submit: Submit) -> Result<Updates, SubmitError>;
+    /// When they cannot be taken now.
+    fn submit(&self, prompts: Vec<Submit>) -> Result<Vec<Updates>, SubmitError>;
     /// Ends every open request with an abort.
     fn abort_all(&self, reason: &str);
 }
@@ -34,12 +36,14 @@ impl Engine for EngineClient {
         Self::model(self)
     }
 
-    fn submit(&self, submit: Submit) -> Result<Updates, SubmitError> {
-        let generation = Self::submit(self, submit)?;
-        Ok(Box::pin(futures::stream::unfold(generation, |mut generation| async move {
-            let update = generation.next().await?;
-            Some((update, generation))
-        })))
+    fn submit(&self, prompts: Vec<Submit>) -> Result<Vec<Updates>, SubmitError> {
+        let updates_of = |generation| -> Updates {
+            Box::pin(futures::stream::unfold(generation, |mut generation: Generation| async move {
+                let update = generation.next().await?;
+                Some((update, generation))
+            }))
+        };
+        Ok(self.submit_all(prompts)?.into_iter().map(updates_of).collect())
     }
 
     fn abort_all(&self, reason: &str) {

@@ -8,7 +8,6 @@ use futures::stream::SelectAll;
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::FinishReason;
 
-use super::engine::Updates;
 use super::prompts::ReadyPrompt;
 use super::{Admitted, App, submit_refused};
 use crate::config::RequestTimingMode;
@@ -64,7 +63,7 @@ impl Running {
     /// Submits every prompt.
     ///
     /// # Errors
-    /// When one of them is refused; the others are aborted then.
+    /// When they are refused: all together.
     pub fn start(
         app: &Arc<App>,
         id: &str,
@@ -75,21 +74,20 @@ impl Running {
         let n = common.sampling.n;
         let choices = prompts.len() as u64 * u64::from(n);
         let place = app.admit(choices)?;
+        let submits = prompts.iter().enumerate().map(|(at, prompt)| Submit {
+            external_id: if prompts.len() == 1 { id.to_owned() } else { format!("{id}-{at}") },
+            prompt: Arc::clone(&prompt.tokens),
+            params: prompt.params.clone(),
+            arrival,
+            streaming: common.stream,
+            priority: common.priority,
+            cache_salt: common.cache_salt.clone(),
+        });
+        // A refusal is counted by the engine's client.
+        let started = app.engine.submit(submits.collect()).map_err(submit_refused)?;
         let mut updates = SelectAll::new();
-        for (at, prompt) in prompts.iter().enumerate() {
-            let prompt_index = u32::try_from(at).expect("the number of prompts is bounded");
-            let submit = Submit {
-                external_id: if prompts.len() == 1 { id.to_owned() } else { format!("{id}-{at}") },
-                prompt: Arc::clone(&prompt.tokens),
-                params: prompt.params.clone(),
-                arrival,
-                streaming: common.stream,
-                priority: common.priority,
-                cache_salt: common.cache_salt.clone(),
-            };
-            // A refusal is counted by the engine's client.
-            let one: Updates = app.engine.submit(submit).map_err(submit_refused)?;
-            updates.push(one.map(move |update| (prompt_index, update)).boxed());
+        for (at, one) in (0..).zip(started) {
+            updates.push(one.map(move |update| (at, update)).boxed());
         }
         let prompt_each: Vec<u64> = prompts.iter().map(|p| p.tokens.len() as u64).collect();
         let tokens = Tokens {
@@ -200,6 +198,7 @@ impl Running {
 fn failure_told(failure: &EngineFailure) -> ApiError {
     let code = match failure.kind {
         FailureKind::CoreDown => ErrorCode::EngineDown,
+        FailureKind::Engine if failure.is_queue_full() => ErrorCode::QueueFull,
         FailureKind::Engine if failure.code == "validation_error" => ErrorCode::InvalidValue,
         FailureKind::Engine => ErrorCode::Engine,
         FailureKind::SlowReader => ErrorCode::SlowReader,

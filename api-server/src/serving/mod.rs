@@ -151,15 +151,18 @@ impl App {
     /// # Errors
     /// 503 if they are taken.
     fn admit(self: &Arc<Self>, choices: u64) -> Result<Admitted, ApiError> {
-        let max = self.config.max_num_queued_reqs.map_or(u64::MAX, u64::from);
+        let max = self.config.answers_max().map_or(u64::MAX, u64::from);
         let taken = self.admitted.fetch_add(choices, Ordering::Relaxed);
         let place = Admitted { app: Arc::clone(self), choices };
-        // One request is always let in on its own, or it could never be served.
-        if taken > 0 && taken.saturating_add(choices) > max {
+        // What could never fit was refused when the request was read.
+        if taken.saturating_add(choices) > max {
             self.metrics.admission_rejected(AdmissionReason::QueueFull);
             return Err(ApiError::new(
                 ErrorCode::QueueFull,
-                format!("{taken} answers are being made and at most {max} may be; try again soon"),
+                format!(
+                    "{taken} answers are being made here and at most {max} may be \
+                     (--max-num-queued-reqs); try again soon"
+                ),
             ));
         }
         Ok(place)

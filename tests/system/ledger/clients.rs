@@ -196,11 +196,12 @@ pub fn ask(http: Client, nth: usize) -> Entry {
     }
 }
 
-/// Asks for a whole answer and leaves before it, once `begun` says that the core has begun.
+/// Asks for a whole answer and leaves before it, once `begun` says that the core has begun. There
+/// is no room for all its choices to run: some have no token by then.
 pub fn leave_unanswered(http: Client, nth: usize, begun: impl FnOnce()) -> Entry {
     let id = format!("unanswered{nth}");
-    let max_tokens = 500;
-    let body = json!({"request_id": id, "prompt": [nth, 2, 3], "n": 2, "ignore_eos": true,
+    let (n, max_tokens) = (50, 500);
+    let body = json!({"request_id": id, "prompt": [nth, 2, 3], "n": n, "ignore_eos": true,
                       "max_tokens": max_tokens});
     let connection = http.open("POST", COMPLETIONS, &body);
     begun();
@@ -211,7 +212,7 @@ pub fn leave_unanswered(http: Client, nth: usize, begun: impl FnOnce()) -> Entry
         method: "POST",
         route: COMPLETIONS,
         left: true,
-        n: 2,
+        n,
         prompt_tokens: 3,
         max_tokens,
         ..Entry::default()

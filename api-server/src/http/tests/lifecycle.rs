@@ -49,6 +49,26 @@ async fn a_full_house_refuses_with_retry_after_and_takes_again_once_there_is_roo
     assert_eq!(stage.aborted(), 1, "the dropped stream was aborted");
 }
 
+/// The core's own refusal, which comes when other frontends have filled it.
+#[tokio::test]
+async fn a_full_core_is_503_until_a_stream_has_begun_and_an_event_from_then_on() {
+    let full = || failure(FailureKind::Engine, "queue_full", "6 requests are already waiting");
+    let stage = Stage::new(move |_| vec![full()]);
+    let mut shown = stage.post("/v1/completions", COMPLETION).await;
+    let list = r#"{"prompt":["Hi","Ho"],"n":2,"stream":true}"#;
+    for (path, body) in [
+        ("/v1/completions", list),
+        ("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"Hi"}],"stream":true}"#),
+    ] {
+        shown += &format!("\n\n{}", stage.post(path, body).await);
+    }
+    let stage = Stage::new(move |_| [words(&["red"]), vec![full()]].concat());
+    let begun = stage.post("/v1/completions", r#"{"prompt":"Hi","stream":true}"#).await;
+    let events: Vec<&str> = begun.split("data: ").skip(1).collect();
+    assert!(events.len() == 2 && events[0].contains("red"), "{begun}");
+    insta::assert_snapshot!(shown + "\n\nbegun: " + events[1]);
+}
+
 #[tokio::test]
 async fn a_quiet_stream_gets_comments_and_a_reader_that_leaves_aborts_it() {
     let limits = HttpLimits { keep_alive: Duration::from_millis(1), ..HttpLimits::default() };

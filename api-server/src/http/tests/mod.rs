@@ -52,13 +52,23 @@ impl Engine for FakeEngine {
         self.model.clone()
     }
 
-    fn submit(&self, submit: Submit) -> Result<Updates, SubmitError> {
+    fn submit(&self, prompts: Vec<Submit>) -> Result<Vec<Updates>, SubmitError> {
+        Ok(prompts.into_iter().map(|prompt| self.play(prompt)).collect())
+    }
+
+    fn abort_all(&self, _: &str) {
+        self.abort.send_replace(true);
+    }
+}
+
+impl FakeEngine {
+    fn play(&self, submit: Submit) -> Updates {
         let updates = (self.script)(&submit);
         self.submitted.lock().unwrap().push(submit);
         let whole = updates.iter().any(|update| update.finish.is_some());
         let played = futures::stream::iter(updates);
         if whole {
-            return Ok(Box::pin(played));
+            return Box::pin(played);
         }
         // A script without an end goes on until it is aborted or dropped.
         let guard = DropCounter(Arc::clone(&self.aborted));
@@ -68,11 +78,7 @@ impl Engine for FakeEngine {
             abort.wait_for(|&abort| abort).await.unwrap();
             failure(FailureKind::Shutdown, "shutdown", "the server is shutting down")
         });
-        Ok(Box::pin(played.chain(end)))
-    }
-
-    fn abort_all(&self, _: &str) {
-        self.abort.send_replace(true);
+        Box::pin(played.chain(end))
     }
 }
 

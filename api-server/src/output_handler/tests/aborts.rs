@@ -160,3 +160,68 @@ fn a_reader_that_stops_reading_is_aborted_in_time() {
     assert_eq!(bench.handler.tick(now), stuck.ids);
     assert_eq!(bench.handler.open(), 1);
 }
+
+fn no_room(id: &RequestId) -> EngineCoreOutput {
+    let error = pawl_shared::protocol::OutputError {
+        code: "queue_full".to_string(),
+        message: "6 requests are already waiting".to_string(),
+        retryable: true,
+    };
+    EngineCoreOutput { error: Some(error), ..last(id, &[], FinishReason::Error) }
+}
+
+/// The codes that each choice of these submissions ended with.
+fn ends(sent: &[Sent], bench: &Bench) -> Vec<Vec<String>> {
+    let codes = |sent| {
+        let ends = read(sent, bench).into_iter().filter(|update| update.finish.is_some());
+        ends.map(|update| update.error.expect("no normal end").code).collect()
+    };
+    sent.iter().map(codes).collect()
+}
+
+/// Two of the six choices of three prompts find no room: none of the six is left, another client's
+/// request is, and one refusal is counted.
+#[test]
+fn where_one_choice_finds_no_room_the_whole_request_is_refused_once() {
+    let mut bench = Bench::new();
+    let other = bench.send(4, &max_tokens(8));
+    let sent = bench.send_prompts(&[4, 4, 4], &SamplingParams { n: 2, ..max_tokens(8) });
+    let full = vec![no_room(&sent[1].ids[1]), no_room(&sent[2].ids[0])];
+    let folded = bench.frame(3.0, running(5, 0.1), full);
+    let mut aborted = folded.abort;
+    aborted.sort();
+    let mut open: Vec<_> = sent.iter().flat_map(|sent| sent.ids.clone()).collect();
+    open.retain(|id| *id != sent[1].ids[1] && *id != sent[2].ids[0]);
+    open.sort();
+    assert_eq!(aborted, open, "what the core refused it has forgotten already");
+    assert_eq!(bench.handler.open(), 1);
+    assert_eq!(ends(&sent, &bench), vec![vec!["queue_full"; 2]; 3]);
+    assert!(read(&other, &bench).is_empty());
+    let moved = bench.moved_briefly();
+    let counted: Vec<_> = moved
+        .lines()
+        .filter(|line| line.contains("admission") || line.contains("success"))
+        .collect();
+    assert_eq!(counted, ["vllm:admission_rejections_total{reason=\"queue_full\"} 1"]);
+}
+
+/// A sibling that has tokens already ends as an abort: its tokens are counted, and stay so.
+#[test]
+fn a_choice_with_tokens_ends_as_an_abort_when_another_finds_no_room() {
+    let mut bench = Bench::new();
+    let sent = bench.send(4, &SamplingParams { n: 3, ..max_tokens(8) });
+    bench.frame(3.0, running(1, 0.1), vec![first(&sent.ids[0], &[97], 1.0, 2.0, (4, 0))]);
+    let folded = bench.frame(4.0, running(1, 0.1), vec![no_room(&sent.ids[2])]);
+    assert_eq!(folded.abort, sent.ids[..2]);
+    assert_eq!(bench.handler.open(), 0);
+    let moved = bench.moved_briefly();
+    for line in [
+        "vllm:admission_rejections_total{reason=\"queue_full\"} 1",
+        "vllm:request_success_total{finished_reason=\"abort\"} 1",
+        "vllm:prompt_tokens_total 4",
+        "vllm:generation_tokens_total 1",
+    ] {
+        assert!(moved.lines().any(|moved| moved == line), "{line} is not in\n{moved}");
+    }
+    assert!(!moved.contains("finished_reason=\"error\""), "{moved}");
+}
