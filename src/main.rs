@@ -1,5 +1,8 @@
 //! The command `pawl`: one binary, whose parts run as separate processes of it.
 
+// It panics once nobody reads standard error any more; `progress::tell` does not.
+#![warn(clippy::print_stderr)]
+
 mod api_server;
 mod batch;
 mod cli;
@@ -26,13 +29,21 @@ fn main() -> ExitCode {
         }
     };
     pawl_shared::telemetry::init(cli.log.log_format.into(), &cli.log_filter());
+    cli.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match run(cli) {
         Ok(code) => code,
+        // Whoever read the result has seen enough, as `head` does.
+        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn run(cli: cli::Cli) -> anyhow::Result<ExitCode> {

@@ -33,9 +33,11 @@ pub fn with_file_defaults(command: Command, args: &[OsString]) -> Result<Command
             .find(|owner| has_arg(&command, *owner, &id))
             .filter(|_| !NOT_IN_A_FILE.contains(&id.as_str()) && !id.starts_with("no_"));
         let Some(owner) = owner else {
-            let hint = match id.strip_prefix("no_") {
-                Some(positive) => format!("; write {} = false", positive.replace('_', "-")),
-                None => String::new(),
+            let flag = id.replace('_', "-");
+            let hint = match (flag.strip_prefix("no-"), super::refused::way_out(&flag)) {
+                (_, Some(way_out)) => format!(" of vLLM's: {way_out}"),
+                (Some(positive), None) => format!("; write {positive} = false"),
+                (None, None) => String::new(),
             };
             return Err(fail(format!("--config: `pawl {name}` has no flag {key:?}{hint}")));
         };
@@ -62,7 +64,7 @@ fn config_path(args: &[OsString]) -> Option<std::path::PathBuf> {
     std::env::var_os("PAWL_CONFIG").map(Into::into)
 }
 
-fn chosen_subcommand(command: &Command, args: &[OsString]) -> Option<String> {
+pub(super) fn chosen_subcommand(command: &Command, args: &[OsString]) -> Option<String> {
     let names: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
     args.iter().skip(1).map(|a| a.to_string_lossy()).find(|a| names.contains(&&**a)).map(Into::into)
 }

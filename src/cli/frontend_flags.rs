@@ -14,7 +14,8 @@ pub struct FrontendFlags {
     #[arg(long, default_value = "127.0.0.1", env = "PAWL_HOST", help_heading = "Server")]
     pub host: String,
     /// Port to serve HTTP on; 0 takes a free one
-    #[arg(long, default_value_t = 8000, env = "PAWL_PORT", help_heading = "Server")]
+    #[arg(long, default_value_t = 8000, env = "PAWL_PORT", value_parser = port,
+          help_heading = "Server")]
     pub port: u16,
     /// Port of the first api-server's admin listener, the i-th takes this + i; 0 takes a free one
     /// [default: port + 1000]
@@ -35,7 +36,7 @@ pub struct FrontendFlags {
     pub api_key: Vec<String>,
     /// Origins whose pages may call from a browser; * is all
     #[arg(long, value_name = "ORIGIN", num_args = 1.., value_delimiter = ',',
-          env = "PAWL_ALLOWED_ORIGINS", help_heading = "Server")]
+          env = "PAWL_ALLOWED_ORIGINS", value_parser = origin, help_heading = "Server")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_origins: Vec<String>,
     /// Open connections; one more waits to be accepted
@@ -50,4 +51,21 @@ pub struct FrontendFlags {
     #[command(flatten)]
     #[serde(flatten)]
     pub api: ApiFlags,
+}
+
+fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| match text.starts_with("tcp://") {
+        true => "Kubernetes says so of a service called pawl: set enableServiceLinks to false in \
+                 the pod, or PAWL_PORT to a number"
+            .to_owned(),
+        false => "write a number from 0 to 65535".to_owned(),
+    })
+}
+
+/// vLLM takes them as a JSON list, whose pieces would make names that no browser sends.
+fn origin(text: &str) -> Result<String, String> {
+    match text.contains(['[', ']', '"']) && !text.contains("://[") {
+        true => Err("write origins without brackets and quotes, apart by commas".to_owned()),
+        false => Ok(text.to_owned()),
+    }
 }

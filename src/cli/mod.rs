@@ -6,6 +6,7 @@
 
 mod api_flags;
 mod core_flags;
+mod environment;
 mod file;
 mod frontend_flags;
 mod refused;
@@ -19,8 +20,8 @@ pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, Scheduling
 pub use file::{remove_flag_variables, write_config};
 pub use frontend_flags::FrontendFlags;
 #[cfg(test)]
-pub use refused::REFUSED;
-pub use shared_flags::SharedFlags;
+pub use refused::{Answer, FOREIGN, SERVING};
+pub use shared_flags::{SharedFlags, seconds};
 pub use units::{Bytes, Count};
 
 use pawl_shared::telemetry::LogFormat;
@@ -33,6 +34,9 @@ pub struct Cli {
     pub log: LogFlags,
     #[command(subcommand)]
     pub command: Command,
+    /// To be logged once there is a log: what was typed, or is set, and has no effect.
+    #[arg(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// Flags of every subcommand.
@@ -84,6 +88,23 @@ pub enum Command {
 }
 
 impl Cli {
+    fn asks_for_no_key(&self) -> bool {
+        match &self.command {
+            Command::Serve(args) => args.frontend.api_key.is_empty(),
+            Command::ApiServer(args) => args.frontend.api_key.is_empty(),
+            _ => false,
+        }
+    }
+
+    fn is_supervised(&self) -> bool {
+        match &self.command {
+            Command::Serve(args) => args.shared.supervised,
+            Command::EngineCore(args) => args.shared.supervised,
+            Command::ApiServer(args) => args.shared.supervised,
+            _ => false,
+        }
+    }
+
     /// The filter of log lines: `--log-level`, with less of what a subcommand would say too often.
     pub fn log_filter(&self) -> String {
         match self.command {
@@ -99,15 +120,26 @@ impl Cli {
 /// # Errors
 /// As text for people, with clap's exit status; `--help` is such an "error" with status 0.
 pub fn parse() -> Result<Cli, clap::Error> {
-    parse_from(std::env::args_os().collect())
+    let mut cli = parse_from(std::env::args_os().collect())?;
+    // A supervisor's children have its environment, of which it has said the same already.
+    if !cli.is_supervised() {
+        let text = |name: std::ffi::OsString| name.to_string_lossy().into_owned();
+        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+        cli.warnings.extend(environment::unknown_variables(variables));
+        if cli.asks_for_no_key() && std::env::var_os("VLLM_API_KEY").is_some() {
+            let text = "VLLM_API_KEY is set, but Pawl reads PAWL_API_KEY: no request needs a key";
+            cli.warnings.push(text.into());
+        }
+    }
+    Ok(cli)
 }
 
 fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
-    let command = refused::add_refused(Cli::command());
+    let command = Cli::command();
+    let refused::Sifted { args, warnings } = refused::sift(&command, args)?;
     let command = file::with_file_defaults(command, &args)?;
     let matches = command.try_get_matches_from(args)?;
-    refused::check(&matches)?;
-    Cli::from_arg_matches(&matches)
+    Ok(Cli { warnings, ..Cli::from_arg_matches(&matches)? })
 }
 
 /// Whether the words are a command and flags that exist, whatever else is missing of it.

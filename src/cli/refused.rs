@@ -1,86 +1,323 @@
-//! Flags of `vllm serve` that Pawl knows but does not have: refused by name, with the way out,
-//! rather than as a spelling mistake.
+//! Flags of `vllm serve` that Pawl knows but does not have. Most are refused by name, with the way
+//! out, rather than as a spelling mistake. What asks for nothing, or for what Pawl does anyway, is
+//! left out with a warning: a start script need not break for it.
+
+use std::ffi::OsString;
 
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Command, Error};
 
-/// Name and way out. Names as in vLLM 0.33.
-pub const REFUSED: &[(&str, &str)] = &[
-    ("tensor-parallel-size", "Pawl runs a model on one device; leave it out"),
-    ("pipeline-parallel-size", "Pawl runs a model on one device; leave it out"),
-    ("data-parallel-size", "start one core for each replica and put a balancer before them"),
+/// What becomes of a flag.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Answer {
+    Refused,
+    /// Refused, but with one of these values, which say what Pawl does anyway.
+    Only(&'static [&'static str]),
+    /// Has no effect, and takes no value.
+    Switch,
+    /// Has no effect, whatever its value.
+    AnyValue,
+}
+use Answer::{AnyValue, Only, Refused, Switch};
+
+const DEVICE: &str = "Pawl runs a model on one device; leave it out";
+const REPLICAS: &str = "start one core for each replica and put a balancer before them";
+const DIAL: &str = "use `pawl engine-core --handshake tcp://HOST:PORT`";
+const QUANTISED: &str = "the GGUF file says how its weights are quantised; leave it out";
+const GGUF: &str = "Pawl reads one GGUF file; leave it out";
+const TOKENIZER: &str = "the tokenizer comes with the GGUF, or as tokenizer.json beside it";
+const GPU: &str = "Pawl has no such kernels to choose; leave it out";
+const LORA: &str = "Pawl has no LoRA adapters yet; merge the adapter into the GGUF";
+const MEDIA: &str = "Pawl takes text alone; leave it out";
+const TOOLS: &str = "Pawl does not parse tool calls yet; leave it out";
+const DRAFTS: &str = "Pawl does not draft tokens yet; leave it out";
+const OFFLOAD: &str = "the KV cache and the weights are in main memory already; leave it out";
+const TLS: &str = "put a TLS proxy before Pawl";
+const LOGS: &str = "see --log-level and --log-format";
+
+/// Names, apart by spaces; what becomes of them; and the way out. As of vLLM 0.33, with what older
+/// start scripts still say.
+pub const FOREIGN: &[(&str, Answer, &str)] = &[
+    ("--tensor-parallel-size -tp", Only(&["1"]), DEVICE),
+    ("--pipeline-parallel-size -pp", Only(&["1"]), DEVICE),
+    ("--decode-context-parallel-size -dcp", Only(&["1"]), DEVICE),
+    ("--prefill-context-parallel-size -pcp", Only(&["1"]), DEVICE),
+    ("--nnodes -n", Only(&["1"]), DEVICE),
+    ("--node-rank -r", Only(&["0"]), DEVICE),
+    ("--distributed-executor-backend", Only(&["mp", "uni"]), DEVICE),
     (
-        "data-parallel-size-local",
+        "--enable-expert-parallel -ep --master-addr --master-port --device-ids --worker-cls \
+         --worker-extension-cls --all2all-backend --enable-eplb --eplb-config --enable-dbo \
+         --numa-bind",
+        Refused,
+        DEVICE,
+    ),
+    ("--disable-custom-all-reduce --ray-workers-use-nsight", Switch, "there is one device"),
+    ("--max-parallel-loading-workers", AnyValue, "there is one device"),
+    ("--data-parallel-size -dp", Only(&["1"]), REPLICAS),
+    (
+        "--data-parallel-size-local -dpl",
+        Only(&["1"]),
         "use `pawl engine-core --handshake` or `pawl api-server --await-core`",
     ),
-    ("data-parallel-address", "use `pawl engine-core --handshake tcp://HOST:PORT`"),
-    ("data-parallel-rpc-port", "use `pawl engine-core --handshake tcp://HOST:PORT`"),
-    ("data-parallel-rank", "one core has rank 0; leave it out"),
-    ("headless", "use `pawl engine-core`"),
-    ("quantization", "the GGUF file says how its weights are quantised; leave it out"),
-    ("load-format", "Pawl reads GGUF; leave it out"),
-    ("trust-remote-code", "Pawl runs no code that comes with a model; leave it out"),
-    ("enforce-eager", "Pawl has no graph compilation to switch off; leave it out"),
-    ("compilation-config", "Pawl has no graph compilation; leave it out"),
-    ("gpu-memory-utilization", "on a CPU, size the KV cache with --kv-cache-memory-bytes"),
-    ("dtype", "the GGUF file says the types of its weights; see --kv-cache-dtype"),
-    ("tokenizer", "the tokenizer comes with the GGUF, or as tokenizer.json beside it"),
-    ("tokenizer-mode", "the tokenizer comes with the GGUF; leave it out"),
-    ("revision", "name a local GGUF file"),
-    ("hf-overrides", "Pawl reads its configuration from the GGUF; leave it out"),
-    ("enable-lora", "Pawl has no LoRA adapters yet; merge the adapter into the GGUF"),
-    ("lora-modules", "Pawl has no LoRA adapters yet; merge the adapter into the GGUF"),
-    ("enable-auto-tool-choice", "Pawl does not parse tool calls yet; leave it out"),
-    ("tool-call-parser", "Pawl does not parse tool calls yet; leave it out"),
-    ("reasoning-parser", "Pawl does not parse reasoning yet; it stays in the content"),
-    ("speculative-config", "Pawl does not draft tokens yet; leave it out"),
-    ("kv-transfer-config", "Pawl has no KV connectors; leave it out"),
-    ("kv-events-config", "Pawl publishes no KV events yet; leave it out"),
-    ("structured-outputs-config", "Pawl has no structured output yet; leave it out"),
-    ("prefix-caching-hash-algo", "Pawl hashes blocks with SHA-256; leave it out"),
-    ("ssl-keyfile", "put a TLS proxy before Pawl"),
-    ("ssl-certfile", "put a TLS proxy before Pawl"),
-    ("uds", "use --host and --port"),
-    ("otlp-traces-endpoint", "Pawl exports no traces yet; see --request-timing"),
-    ("enable-mfu-metrics", "Pawl does not estimate FLOPs; leave it out"),
-    ("kv-cache-metrics", "Pawl does not sample block lifetimes; leave it out"),
-    ("show-hidden-metrics-for-version", "Pawl hides no metric; leave it out"),
+    ("--data-parallel-address -dpa --data-parallel-rpc-port -dpp", Refused, DIAL),
+    (
+        "--data-parallel-rank -dpn --data-parallel-start-rank -dpr",
+        Only(&["0"]),
+        "one core has rank 0; leave it out",
+    ),
+    (
+        "--data-parallel-backend -dpb --data-parallel-hybrid-lb -dph --data-parallel-external-lb \
+         -dpe --data-parallel-multi-port-external-lb -dpm",
+        Refused,
+        REPLICAS,
+    ),
+    ("--headless", Refused, "use `pawl engine-core`"),
+    ("--model", Refused, "name the model without a flag, as in `pawl serve MODEL`"),
+    ("--quantization -q", Only(&["gguf"]), QUANTISED),
+    ("--quantization-config --allow-deprecated-quantization", Refused, QUANTISED),
+    ("--load-format", Only(&["auto", "gguf"]), GGUF),
+    ("--model-impl --config-format", Only(&["auto"]), GGUF),
+    (
+        "--model-loader-extra-config --hf-config-path --hf-overrides --model-class-overrides \
+         --rope-scaling --rope-theta --ignore-patterns --safetensors-load-strategy --convert \
+         --task --pooler-config",
+        Refused,
+        GGUF,
+    ),
+    ("--use-tqdm-on-load", Switch, "there is a progress bar on a terminal"),
+    ("--revision --code-revision", Refused, "name a local GGUF file"),
+    ("--download-dir", Refused, "set PAWL_CACHE_DIR for the default model, HF_HOME for the hub"),
+    ("--hf-token", Refused, "log in with Hugging Face's own command; leave it out"),
+    ("--trust-remote-code", Switch, "Pawl runs no code that comes with a model"),
+    ("--enforce-eager", Switch, "Pawl has no graph compilation to switch off"),
+    ("--optimization-level -O", AnyValue, "Pawl has no graph compilation"),
+    (
+        "--compilation-config -cc --cudagraph-capture-sizes --max-cudagraph-capture-size \
+         --max-seq-len-to-capture",
+        Refused,
+        "Pawl has no graph compilation; leave it out",
+    ),
+    ("--performance-mode --attention-backend", Only(&["auto"]), GPU),
+    ("--attention-config -ac --kernel-config --moe-backend --linear-backend", Refused, GPU),
+    ("--disable-cascade-attn", Switch, "Pawl has no cascade attention to switch off"),
+    ("--disable-hybrid-kv-cache-manager", Switch, "there is one kind of KV cache"),
+    (
+        "--gpu-memory-utilization --device-memory-utilization",
+        Refused,
+        "on a CPU, size the KV cache with --kv-cache-memory-bytes",
+    ),
+    ("--swap-space", AnyValue, "a preempted request is computed again"),
+    ("--cpu-offload-gb --kv-offloading-size", Only(&["0"]), OFFLOAD),
+    ("--offload-backend --kv-offloading-backend", Refused, OFFLOAD),
+    ("--prefix-caching-hash-algo", Only(&["sha256"]), "Pawl hashes blocks with SHA-256"),
+    ("--calculate-kv-scales --kv-cache-dtype-skip-layers", Refused, "see --kv-cache-dtype"),
+    ("--dtype", Only(&["auto"]), "the GGUF file says its weights' types; see --kv-cache-dtype"),
+    ("--tokenizer --tokenizer-revision", Refused, TOKENIZER),
+    ("--tokenizer-mode", Only(&["auto"]), TOKENIZER),
+    ("--skip-tokenizer-init", Refused, "clients may send token ids all the same; leave it out"),
+    (
+        "--generation-config",
+        Only(&["auto"]),
+        "generation_config.json beside the model is read; remove it, or leave the flag out",
+    ),
+    ("--override-generation-config", Refused, "write generation_config.json beside the model"),
+    (
+        "--chat-template-content-format",
+        Only(&["auto"]),
+        "Pawl sees from the template what it takes; leave it out",
+    ),
+    ("--default-chat-template-kwargs", Refused, "clients send chat_template_kwargs"),
+    ("--logits-processors --logits-processor-pattern", Refused, "see logit_bias in a request"),
+    ("--logprobs-mode", Only(&["raw_logprobs"]), "Pawl gives raw_logprobs; leave it out"),
+    ("--stream-interval", Only(&["1"]), "Pawl sends every token as it comes; leave it out"),
+    ("--max-num-queued-tokens", Refused, "see --max-num-queued-reqs"),
+    ("--scheduler-cls", Refused, "see --scheduling-policy"),
+    ("--num-scheduler-steps --multi-step-stream-outputs", Refused, "see --async-scheduling"),
+    ("--use-v2-block-manager", Switch, "there is one block manager"),
+    ("--preemption-mode", Only(&["recompute"]), "a preempted request is computed again"),
+    ("--enable-sleep-mode", Refused, "Pawl cannot give back its memory; leave it out"),
+    ("--enable-prompt-embeds", Refused, "Pawl takes text and token ids; leave it out"),
+    (
+        "--limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --media-io-kwargs \
+         --mm-processor-cache-type --mm-encoder-tp-mode --enable-mm-embeds \
+         --interleave-mm-strings --allowed-local-media-path --allowed-media-domains \
+         --trust-request-mm-kwargs",
+        Refused,
+        MEDIA,
+    ),
+    (
+        "--language-model-only --skip-mm-profiling --disable-chunked-mm-input \
+         --disable-mm-preprocessor-cache",
+        Switch,
+        "Pawl takes text alone",
+    ),
+    (
+        "--enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-dtype \
+         --fully-sharded-loras --lora-target-modules",
+        Refused,
+        LORA,
+    ),
+    (
+        "--enable-auto-tool-choice --tool-call-parser --tool-parser-plugin --tool-server \
+         --exclude-tools-when-tool-choice-none",
+        Refused,
+        TOOLS,
+    ),
+    (
+        "--reasoning-parser --reasoning-parser-plugin --reasoning-config --enable-reasoning",
+        Refused,
+        "Pawl does not parse reasoning yet; it stays in the content",
+    ),
+    ("--speculative-config -sc --spec-method --spec-model --spec-tokens", Refused, DRAFTS),
+    ("--speculative-model --num-speculative-tokens", Refused, DRAFTS),
+    ("--kv-transfer-config --ec-transfer-config", Refused, "Pawl has no KV connectors"),
+    ("--kv-events-config", Refused, "Pawl publishes no KV events yet; leave it out"),
+    (
+        "--structured-outputs-config --guided-decoding-backend",
+        Refused,
+        "Pawl has no structured output yet; leave it out",
+    ),
+    ("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs", Refused, TLS),
+    ("--ssl-ciphers --enable-ssl-refresh", Refused, TLS),
+    ("--uds", Refused, "use --host and --port"),
+    ("--root-path", Refused, "have the proxy take the path's beginning away"),
+    ("--middleware", Refused, "put a proxy before Pawl"),
+    ("--allow-credentials", Refused, "Pawl's keys are bearer tokens, not cookies; leave it out"),
+    ("--allowed-methods --allowed-headers", Refused, "see --allowed-origins"),
+    ("--uvicorn-log-level", AnyValue, LOGS),
+    ("--log-config-file --logging-config", Refused, LOGS),
+    ("--disable-uvicorn-access-log", Switch, "there is no access log"),
+    ("--disable-access-log-for-endpoints", AnyValue, "there is no access log"),
+    ("--enable-log-requests", Switch, "a line for each request is logged anyway"),
+    (
+        "--disable-log-requests",
+        Switch,
+        "a line for each request is logged, without its text; `--log-level \
+         info,pawl::request=warn` leaves them out",
+    ),
+    ("--max-log-len", AnyValue, "what requests say is never logged"),
+    ("--enable-log-outputs --enable-log-deltas", Refused, "use `pawl frames tap`"),
+    ("--aggregate-engine-logging", Switch, "there is one engine"),
+    ("--disable-frontend-multiprocessing", Switch, "the core is always another process"),
+    ("--disable-fastapi-docs", Switch, "there are no such pages"),
+    ("--enable-server-load-tracking", Switch, "/load always tells"),
+    (
+        "--enable-force-include-usage",
+        Refused,
+        "clients ask for it with stream_options.include_usage",
+    ),
+    ("--return-tokens-as-token-ids", Refused, "clients ask for it with return_token_ids"),
+    ("--enable-tokenizer-info-endpoint", Refused, "see /tokenize"),
+    ("--h11-max-incomplete-event-size --h11-max-header-count", Refused, "see --max-body-bytes"),
+    ("--profiler-config", Refused, "see the `pawl:` series of /metrics"),
+    (
+        "--otlp-traces-endpoint --collect-detailed-traces",
+        Refused,
+        "Pawl exports no traces yet; see --request-timing",
+    ),
+    ("--enable-mfu-metrics", Refused, "Pawl does not estimate FLOPs; leave it out"),
+    ("--kv-cache-metrics --kv-cache-metrics-sample", Refused, "Pawl does not sample blocks"),
+    ("--show-hidden-metrics-for-version", AnyValue, "Pawl hides no metric"),
+    ("--additional-config --kv-sharing-fast-prefill", Refused, "Pawl has nothing like it"),
 ];
 
-const PREFIX: &str = "refused-";
+/// Subcommands that take vLLM's flags.
+pub const SERVING: [&str; 4] = ["serve", "engine-core", "api-server", "batch"];
 
-/// Adds the refused flags, hidden, to the subcommands that take vLLM's flags.
-pub fn add_refused(command: Command) -> Command {
-    ["serve", "engine-core", "api-server", "batch"].into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, |mut subcommand| {
-            for (flag, _) in REFUSED {
-                if subcommand.get_arguments().any(|a| a.get_long() == Some(flag)) {
-                    continue;
-                }
-                subcommand = subcommand.arg(
-                    Arg::new(format!("{PREFIX}{flag}"))
-                        .long(*flag)
-                        .num_args(0..)
-                        .action(ArgAction::Append)
-                        .hide(true),
-                );
-            }
-            subcommand
-        })
-    })
+/// Arguments that are ours alone, and what is to be said of those that were left out.
+pub struct Sifted {
+    pub args: Vec<OsString>,
+    pub warnings: Vec<String>,
 }
 
-/// Refuses what was typed of them.
-pub fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
-    let Some((name, matches)) = matches.subcommand() else { return Ok(()) };
-    for (flag, way_out) in REFUSED {
-        let typed = matches
-            .try_contains_id(&format!("{PREFIX}{flag}"))
-            .is_ok_and(|known| known && matches.value_source(&format!("{PREFIX}{flag}")).is_some());
-        if typed {
-            let text = format!("`pawl {name}` does not have vLLM's --{flag}: {way_out}\n");
-            return Err(clap::Error::raw(ErrorKind::UnknownArgument, text));
+/// Writes flags as ours are written (vLLM takes `--max_num_seqs` too), leaves out what has no
+/// effect, and refuses what is only vLLM's.
+///
+/// # Errors
+/// The first flag that is refused, with the way out.
+pub fn sift(command: &Command, args: Vec<OsString>) -> Result<Sifted, Error> {
+    let subcommand = super::file::chosen_subcommand(command, &args);
+    let serving = subcommand.as_deref().filter(|name| SERVING.contains(name));
+    let mut sifted = Sifted { args: Vec::new(), warnings: Vec::new() };
+    let mut rest = args.into_iter().peekable();
+    // The program's own name.
+    sifted.args.extend(rest.next());
+    while let Some(arg) = rest.next() {
+        let Some(text) = arg.to_str().filter(|text| text.starts_with('-') && *text != "-") else {
+            sifted.args.push(arg);
+            continue;
+        };
+        if text == "--" {
+            sifted.args.push(arg);
+            sifted.args.extend(rest);
+            break;
         }
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (text, None),
+        };
+        let name = match name {
+            "-asc" => "--api-server-count".to_owned(),
+            _ if name.starts_with("--") => name.replace('_', "-"),
+            _ => name.to_owned(),
+        };
+        let foreign = serving.filter(|name_of| !is_ours(command, name_of, &name));
+        let Some((known, answer, way_out)) = foreign.and_then(|_| find(&name)) else {
+            sifted.args.push(match value {
+                Some(value) => format!("{name}={value}").into(),
+                None => name.into(),
+            });
+            continue;
+        };
+        // `-O3` has its value in its name.
+        let own = name.strip_prefix("-O").filter(|value| !value.is_empty());
+        let value = value.or_else(|| own.map(str::to_owned));
+        let mut take_value = || {
+            let next = |next: OsString| next.to_string_lossy().into_owned();
+            let is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
+            value.clone().or_else(|| rest.next_if(is_value).map(next))
+        };
+        match answer {
+            Only(values) if take_value().is_some_and(|v| values.contains(&&*v)) => continue,
+            Refused | Only(_) => {
+                let name_of = serving.unwrap_or_default();
+                let text = format!("`pawl {name_of}` does not have vLLM's {known}: {way_out}\n");
+                return Err(Error::raw(ErrorKind::UnknownArgument, text));
+            }
+            Switch => {}
+            AnyValue => drop(take_value()),
+        }
+        sifted.warnings.push(format!("{known} has no effect: {way_out}"));
     }
-    Ok(())
+    Ok(sifted)
+}
+
+fn is_ours(command: &Command, subcommand: &str, name: &str) -> bool {
+    let owner = command.find_subcommand(subcommand);
+    let all = command.get_arguments().chain(owner.into_iter().flat_map(Command::get_arguments));
+    let long = name.strip_prefix("--");
+    long.is_some_and(|long| all.into_iter().any(|arg| arg.get_long() == Some(long)))
+}
+
+/// The flag of vLLM that `name` is: itself, a part of it (`--x.y`), or `--no-x`, which switches off
+/// what Pawl has not.
+fn find(name: &str) -> Option<(String, Answer, &'static str)> {
+    let base = match name {
+        _ if name.starts_with("-O") => "-O",
+        _ => name.split(['.', '+']).next().unwrap_or(name),
+    };
+    let by_name = |name: &str| {
+        FOREIGN.iter().find(|(names, ..)| names.split_whitespace().any(|known| known == name))
+    };
+    if let Some((_, answer, way_out)) = by_name(base) {
+        return Some((base.to_owned(), *answer, way_out));
+    }
+    let (_, _, way_out) = by_name(&format!("--{}", base.strip_prefix("--no-")?))?;
+    Some((base.to_owned(), Switch, way_out))
+}
+
+/// What to do without vLLM's flag `--name`, if it is one.
+pub fn way_out(name: &str) -> Option<&'static str> {
+    find(&format!("--{name}")).map(|(_, _, way_out)| way_out)
 }

@@ -37,7 +37,8 @@ impl SharedFlags {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// A time that a flag gives.
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
         _ => Err("write seconds between 0 and 86400".into()),

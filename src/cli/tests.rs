@@ -52,6 +52,7 @@ fn what_a_file_may_not_say() {
     };
     check("max-num-sequences = 3", &["max-num-sequences", "pawl serve"]);
     check("no-async-scheduling = true", &["async-scheduling = false"]);
+    check("tensor_parallel_size = 2", &["tensor_parallel_size", "one device"]);
     check("port = \"many\"", &["--port", "many"]);
     check("port = ", &["--config"]);
     check("[port]\nx = 1", &["port"]);
@@ -78,17 +79,77 @@ fn flags_of_vllm_that_are_missing_are_refused_by_name() {
     assert!(unknown.contains("unexpected argument"), "{unknown}");
 }
 
+/// How `pawl serve ARGS` is refused, or what it warns of.
+fn sifted(args: &str) -> String {
+    let words: Vec<&str> = args.split_whitespace().collect();
+    let told = match parse(&[&["serve"], &words[..]].concat()) {
+        Ok(cli) if cli.warnings.is_empty() => "taken".into(),
+        Ok(cli) => cli.warnings.join("; "),
+        Err(error) => error.lines().next().unwrap().to_owned(),
+    };
+    format!("{args} => {told}")
+}
+
 #[test]
-fn no_refused_flag_is_one_that_we_have() {
+fn what_a_start_script_of_vllm_says_is_taken_left_out_or_refused_by_name() {
+    let told = [
+        "m --served-model-name a b --api-key s t",
+        "--max_num_seqs 4 --no_enable_prefix_caching --block_size=32",
+        "-asc 2",
+        "-tp 1 -pp=1",
+        "-tp 2",
+        "-tp=2",
+        "--tensor_parallel_size=2",
+        "--tensor-parallel-size",
+        "-O3",
+        "-O 3 --port 99",
+        "--dtype auto",
+        "--dtype bfloat16",
+        "--speculative-config.method ngram",
+        "--enforce-eager --uvicorn-log-level warning --port 99",
+        "--no-enable-log-requests",
+        "--disable-log-requests --swap-space 4",
+        "--generation-config vllm",
+        "--chat-template-content-format auto",
+        "--gpu-memory-utilization 0.9",
+        "--model m",
+        "-- --dtype",
+        "--max-num-sequences 2",
+    ];
+    insta::assert_snapshot!(told.map(sifted).join("\n"));
+}
+
+#[test]
+fn values_behind_what_is_left_out_are_kept() {
+    let args = serve(&["--swap-space", "4", "--port", "99", "-O", "--max_num_seqs", "7", "m"]);
+    assert_eq!((args.frontend.port, args.core.max_num_seqs), (99, 7));
+    assert_eq!(args.model.as_deref(), Some("m"));
+}
+
+#[test]
+fn no_foreign_flag_is_one_that_we_have_or_is_named_twice() {
     use clap::CommandFactory;
     let command = Cli::command();
-    for subcommand in ["serve", "engine-core", "api-server", "batch"] {
-        let subcommand = command.find_subcommand(subcommand).unwrap();
-        for (flag, _) in super::refused::REFUSED {
-            let ours = subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag));
-            assert!(!ours, "--{flag} is refused, and a flag of {}", subcommand.get_name());
-        }
+    let serve = command.find_subcommand("serve").unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for name in super::refused::FOREIGN.iter().flat_map(|(names, ..)| names.split_whitespace()) {
+        let mut longs = serve.get_arguments().filter_map(clap::Arg::get_long);
+        let ours = longs.any(|long| name.strip_prefix("--") == Some(long));
+        assert!(!ours, "{name} is refused, and a flag of ours");
+        assert!(seen.insert(name), "{name} is there twice");
     }
+}
+
+#[test]
+fn a_port_that_a_service_of_that_name_left_is_explained() {
+    let error = parse(&["serve", "--port", "tcp://10.0.0.1:8000"]).unwrap_err();
+    assert!(error.contains("Kubernetes"), "{error}");
+}
+
+#[test]
+fn origins_as_json_are_refused_rather_than_taken_for_names() {
+    let error = parse(&["serve", "--allowed-origins", "[\"*\"]"]).unwrap_err();
+    assert!(error.contains("without brackets"), "{error}");
 }
 
 #[test]

@@ -4,10 +4,7 @@ use std::fmt::Write as _;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 
-use crate::cli::{Cli, REFUSED};
-
-/// The commands whose flags are set out together: most of them are the same.
-const SERVING: [&str; 4] = ["serve", "engine-core", "api-server", "batch"];
+use crate::cli::{Answer, Cli, FOREIGN, SERVING};
 
 #[test]
 fn the_page_of_flags() {
@@ -37,10 +34,16 @@ fn check_generated_page(command: &mut Command) {
         section(&mut page, command);
     }
 
-    let _ = writeln!(page, "\n## Flags of vLLM that are refused by name\n");
-    let _ = writeln!(page, "| flag | way out |\n|---|---|");
-    for (flag, way_out) in REFUSED {
-        let _ = writeln!(page, "| `--{flag}` | {} |", escaped(way_out));
+    let _ = writeln!(page, "\n## Flags of vLLM\n\n{FOREIGN_HEAD}");
+    let _ = writeln!(page, "| flag | is | since, or the way out |\n|---|---|---|");
+    for (names, answer, way_out) in FOREIGN {
+        let names = names.replace(' ', "`, `");
+        let is = match answer {
+            Answer::Refused => "refused".into(),
+            Answer::Only(values) => format!("refused but for `{}`", values.join("`, `")),
+            Answer::Switch | Answer::AnyValue => "without effect".to_owned(),
+        };
+        let _ = writeln!(page, "| `{names}` | {is} | {} |", escaped(way_out));
     }
     super::check_generated("docs/flags.md", &page);
 }
@@ -54,6 +57,11 @@ file named by `--config`, the default. In the environment `--max-num-seqs` is `P
 in the file it is the key `max-num-seqs`. Flags without a variable are marked with an asterisk.
 Where there is `--no-x`, the variable and the key are those of `--x`, with `true` or `false`.
 Names and meanings are those of `vllm serve` where it has them. Unknown flags are refused.
+";
+
+const FOREIGN_HEAD: &str = "\
+Names may be written with underscores, as `--max_num_seqs`. Of vLLM's flags that Pawl does not have,
+these are refused with the way out, or left out with a warning where they change nothing.
 ";
 
 /// A command that is not among the serving ones, and what is below it.
