@@ -77,7 +77,7 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
     let (runner, model) = match flags.runner {
         RunnerKind::Mock => {
             let model = args.model.as_deref().map(|m| crate::model::resolve_model(Some(m)));
-            (RunnerChoice::Mock(mock_config(flags)), model.transpose()?)
+            (RunnerChoice::Mock(mock_config(flags)?), model.transpose()?)
         }
         RunnerKind::Model => {
             let model = crate::model::resolve_model(args.model.as_deref())?;
@@ -130,9 +130,14 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
     })
 }
 
-fn mock_config(flags: &CoreFlags) -> MockConfig {
+fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
+    anyhow::ensure!(
+        flags.kv_cache_memory_bytes.is_none(),
+        "--kv-cache-memory-bytes: the mock runner has no memory to divide; give the number of its \
+         KV blocks with --num-gpu-blocks-override"
+    );
     let default = MockConfig::default();
-    MockConfig {
+    Ok(MockConfig {
         script: Some(&flags.mock_script).filter(|s| !s.is_empty()).map(|s| Script(s[..].into())),
         step_base: Duration::from_secs_f64(flags.mock_step_ms.max(0.0) / 1e3),
         step_per_token: Duration::from_secs_f64(flags.mock_token_us.max(0.0) / 1e6),
@@ -141,7 +146,7 @@ fn mock_config(flags: &CoreFlags) -> MockConfig {
         eos_at: flags.mock_eos_at,
         fault: flags.mock_fail_at.map(Fault::FailAt),
         ..default
-    }
+    })
 }
 
 fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {

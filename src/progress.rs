@@ -52,7 +52,7 @@ impl Progress {
     }
 }
 
-/// A line on standard error; lost when nobody reads it any more.
-fn tell(line: std::fmt::Arguments<'_>) {
+/// A line on standard error; lost when nobody reads it any more (`eprintln!` would panic).
+pub fn tell(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

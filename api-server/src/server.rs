@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::Context;
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::model_card::{GgufFile, ModelCard};
+use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{FrontendEndpointConfig, SocketDir};
-use tokio_util::sync::CancellationToken;
 
 use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
@@ -42,9 +42,9 @@ pub struct Bound {
 ///
 /// # Errors
 /// When a port, a socket or a file cannot be had, or a template not be parsed.
-pub async fn run(config: FrontendConfig, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(config: FrontendConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     let (app, client) = connect(config).await?;
-    let served = serve(app, shutdown, |_| {}).await;
+    let served = serve(app, shutdown, |_| pawl_shared::ready::tell()).await;
     client.shutdown(LEAVE_GRACE).await;
     served
 }
@@ -118,7 +118,7 @@ fn read_card(path: &Path) -> anyhow::Result<ModelCard> {
 /// When a port cannot be bound, or the port file not be written.
 pub async fn serve(
     app: Arc<App>,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     bound: impl FnOnce(Bound),
 ) -> anyhow::Result<()> {
     let config = &app.config;
@@ -153,8 +153,8 @@ pub async fn serve(
         }
     };
     let life = async {
-        shutdown.cancelled().await;
-        drain(&app).await;
+        shutdown.requested().await;
+        drain(&app, &shutdown).await;
         stop.accepting.cancel();
         admin_stop.accepting.cancel();
         tokio::time::sleep(CLOSE_GRACE).await;
@@ -169,15 +169,18 @@ pub async fn serve(
     Ok(())
 }
 
-/// Refuses new work and waits for what is under way, at most as long as configured; then aborts it.
-/// Connections are still accepted meanwhile, so that newcomers are told what goes on.
-async fn drain(app: &App) {
+/// Refuses new work and waits for what is under way, at most as long as configured or until the
+/// shutdown is hurried; then aborts it. Connections are still accepted meanwhile, so that newcomers
+/// are told what goes on.
+async fn drain(app: &App, shutdown: &Shutdown) {
     let timeout = app.config.shutdown_timeout;
     app.begin_drain();
     let open = app.load();
     tracing::info!("stopping: {open} answers under way have {} s", timeout.as_secs_f64());
-    if tokio::time::timeout(timeout, app.open.none()).await.is_ok() {
-        return;
+    tokio::select! {
+        () = app.open.none() => return,
+        () = tokio::time::sleep(timeout) => {}
+        () = shutdown.hurried() => {}
     }
     let open = app.load();
     tracing::warn!("stopping: {open} answers are aborted");

@@ -3,7 +3,7 @@
 //! - [`protocol`]: the typed messages of the wire (the one folder that knows msgpack);
 //! - [`model_card`], [`tokenizer`]: what a model is, read from its files and sent to frontends;
 //! - [`clock`]: stamps, and the clock that state machines are given instead of asking the system;
-//! - [`shutdown`], [`telemetry`]: how every process stops and logs;
+//! - [`ready`], [`shutdown`], [`telemetry`]: how every process says that it is ready, stops, logs;
 //! - [`rendezvous`]: how a frontend and a core find, watch and leave each other, without sockets;
 //! - [`transport`]: the sockets between them (the one folder that knows ZeroMQ).
 //!
@@ -12,6 +12,7 @@
 pub mod clock;
 pub mod model_card;
 pub mod protocol;
+pub mod ready;
 pub mod rendezvous;
 pub mod shutdown;
 pub mod tap;

@@ -1,7 +1,7 @@
-//! When a process must stop: a signal, or the end of the process that started it.
+//! When a process must stop: signals, or the end of the process that started it.
 
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -9,51 +9,134 @@ use tokio_util::sync::CancellationToken;
 /// nothing may outlive its supervisor.
 const ORPHAN_GRACE: Duration = Duration::from_secs(3);
 
-/// A token that is cancelled by the first SIGTERM or SIGINT. The second one ends the process at
-/// once, for people who do not want to wait for a drain.
+/// Signals within this time of one another are one wish. Whoever stops a whole group of processes
+/// often reaches some of them twice, `timeout` for one.
+const SAME_WISH: Duration = Duration::from_secs(1);
+
+/// That a process is to stop, and whether what is under way may still finish. Clones are the same
+/// shutdown.
+#[derive(Clone, Debug, Default)]
+pub struct Shutdown {
+    requested: CancellationToken,
+    hurried: CancellationToken,
+}
+
+impl Shutdown {
+    /// Asks for a stop. What was admitted may finish in the time that is configured for it.
+    pub fn request(&self) {
+        self.requested.cancel();
+    }
+
+    /// Asks for a stop now: what is under way is aborted, in good order.
+    pub fn hurry(&self) {
+        self.requested.cancel();
+        self.hurried.cancel();
+    }
+
+    /// Waits until a stop is asked for.
+    pub async fn requested(&self) {
+        self.requested.cancelled().await;
+    }
+
+    /// Waits until there is no more time to finish anything.
+    pub async fn hurried(&self) {
+        self.hurried.cancelled().await;
+    }
+
+    /// Whether a stop is asked for.
+    #[must_use]
+    pub fn is_requested(&self) -> bool {
+        self.requested.is_cancelled()
+    }
+}
+
+/// What the signals so far ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Stop,
+    Hurry,
+    Die,
+}
+
+/// Tells the wishes of people, who may press Ctrl-C again, from signals that only came twice.
+#[derive(Debug, Default)]
+struct Wishes {
+    last: Option<(Wish, Instant)>,
+}
+
+impl Wishes {
+    /// A signal has come; the wish, if it is a new one. With `at_once` there is nothing to wait
+    /// for from the first on.
+    fn note(&mut self, now: Instant, at_once: bool) -> Option<Wish> {
+        let next = match self.last {
+            None if at_once => Wish::Hurry,
+            None => Wish::Stop,
+            Some((Wish::Stop, _)) if at_once => Wish::Hurry,
+            Some((_, since)) if now.duration_since(since) < SAME_WISH => return None,
+            Some((Wish::Stop, _)) => Wish::Hurry,
+            Some(_) => Wish::Die,
+        };
+        self.last = Some((next, now));
+        Some(next)
+    }
+}
+
+/// Listens for signals. The first SIGTERM or SIGINT requests a stop; one that comes at least a
+/// second later hurries it, as SIGQUIT does at once; another one yet kills the process.
 ///
 /// # Errors
 /// When the system refuses a signal handler.
 ///
 /// # Panics
 /// Outside a tokio runtime.
-pub fn on_signal() -> std::io::Result<CancellationToken> {
+pub fn on_signal() -> std::io::Result<Shutdown> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let token = CancellationToken::new();
-    let cancel = token.clone();
+    let mut quit = signal(SignalKind::quit())?;
+    let shutdown = Shutdown::default();
+    let told = shutdown.clone();
     tokio::spawn(async move {
-        for round in 0.. {
+        let mut wishes = Wishes::default();
+        loop {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
+                _ = quit.recv() => "SIGQUIT",
             };
-            if round == 0 {
-                tracing::info!("{name}: stopping");
-                cancel.cancel();
-            } else {
-                tracing::warn!("{name} again: ending at once");
-                kill_self();
+            match wishes.note(Instant::now(), name == "SIGQUIT") {
+                None => {}
+                Some(Wish::Stop) => {
+                    tracing::info!("{name}: stopping");
+                    told.request();
+                }
+                Some(Wish::Hurry) => {
+                    tracing::warn!("{name}: stopping now, whatever is under way");
+                    told.hurry();
+                }
+                Some(Wish::Die) => {
+                    tracing::warn!("{name} once more: ending at once");
+                    kill_self();
+                }
             }
         }
     });
-    Ok(token)
+    Ok(shutdown)
 }
 
-/// Cancels `token` when standard input ends: a supervisor holds its other end open for as long as
-/// it lives, and the kernel closes it whatever the supervisor dies of. The watch is a thread, so
+/// Hurries `shutdown` when standard input ends: a supervisor holds its other end open for as long
+/// as it lives, and the kernel closes it whatever the supervisor dies of. The watch is a thread, so
 /// that it also works while a model loads.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn on_supervisor_end(token: CancellationToken) -> std::io::Result<()> {
+pub fn on_supervisor_end(shutdown: Shutdown) -> std::io::Result<()> {
     std::thread::Builder::new().name("supervisor-watch".into()).spawn(move || {
         let mut stdin = std::io::stdin().lock();
         let mut buffer = [0u8; 64];
         // Bytes mean nothing here; an error on the pipe is as good as its end.
         while matches!(stdin.read(&mut buffer), Ok(n) if n > 0) {}
-        token.cancel();
+        shutdown.hurry();
         tracing::warn!("the supervisor is gone: stopping");
         std::thread::sleep(ORPHAN_GRACE);
         tracing::error!("still here {} s after the supervisor: ending", ORPHAN_GRACE.as_secs());
@@ -65,4 +148,33 @@ pub fn on_supervisor_end(token: CancellationToken) -> std::io::Result<()> {
 fn kill_self() {
     // SIGKILL to oneself cannot fail in a way that could be answered.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Signals at so many milliseconds, SIGQUIT with a minus; the wishes that are new.
+    fn check(signals: &[i64], wishes: &[Wish]) {
+        let start = Instant::now();
+        let mut state = Wishes::default();
+        let told = signals
+            .iter()
+            .filter_map(|&at| state.note(start + Duration::from_millis(at.unsigned_abs()), at < 0));
+        assert_eq!(told.collect::<Vec<_>>(), wishes, "{signals:?}");
+    }
+
+    #[test]
+    fn signals_within_a_second_are_one_wish() {
+        check(&[0, 1, 999], &[Wish::Stop]);
+        check(&[0, 1000, 1001, 1999], &[Wish::Stop, Wish::Hurry]);
+        check(&[0, 1, 1500, 2400, 2600], &[Wish::Stop, Wish::Hurry, Wish::Die]);
+    }
+
+    #[test]
+    fn quit_hurries_at_once_and_only_once() {
+        check(&[-1], &[Wish::Hurry]);
+        check(&[0, -1, 2, -3], &[Wish::Stop, Wish::Hurry]);
+        check(&[-1, 2], &[Wish::Hurry]);
+    }
 }

@@ -19,13 +19,14 @@ use futures::stream::{BoxStream, StreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
 use pawl_api_server::embedded::{Answer, Embedded};
 use pawl_api_server::engine_client::EngineStatus;
+use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{CoreAt, SocketDir};
 use serde_json::json;
 use tokio::io::{AsyncBufRead, BufReader};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::cli::{ApiFlags, CoreFlags, LogFlags, RunnerKind, SharedFlags};
+use crate::progress::tell;
 use crate::serve::child::{self, Child};
 use input::{Ask, BadLine, Line, Lines};
 use output::{Done, Existing, Output, answer_id};
@@ -132,10 +133,13 @@ async fn answer_file(
     config.socket_dir = Some(dir.path().to_owned());
     let mut core = vec![Child::start(spec).await?];
     let outcome = match Embedded::start(config).await {
-        Ok(api) => Run { args, api: Arc::new(api), shutdown }.finish(&mut core, output).await,
+        Ok(api) => {
+            let run = Run { args, api: Arc::new(api), shutdown: shutdown.clone() };
+            run.finish(&mut core, output).await
+        }
         Err(error) => Err(error),
     };
-    child::stop(core, STOP_GRACE).await;
+    child::stop(core, STOP_GRACE, &shutdown).await;
     outcome
 }
 
@@ -169,7 +173,7 @@ fn conclude(end: End, output: &mut Output) -> anyhow::Result<ExitCode> {
 struct Run<'a> {
     args: &'a BatchArgs,
     api: Arc<Embedded>,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
 }
 
 impl Run<'_> {
@@ -185,14 +189,14 @@ impl Run<'_> {
                 tally.since = Instant::now();
                 self.answer_lines(core, &mut output, done, &mut tally).await
             }
-            () = self.shutdown.cancelled() => Ok(End::Stopped),
+            () = self.shutdown.requested() => Ok(End::Stopped),
             (_, status) = child::first_exit(core) => Ok(End::CoreDied(status)),
         };
         let elapsed = tally.since.elapsed();
         tally.bar.finish_and_clear();
         self.api.close().await;
         let page = self.api.metrics_page();
-        eprint!("{}", summary(tally.counts, elapsed, &page));
+        tell(summary(tally.counts, elapsed, &page).trim_end());
         let outcome = end.and_then(|end| conclude(end, &mut output));
         if let Some(path) = &self.args.metrics_file {
             std::fs::write(path, &page)
@@ -209,7 +213,7 @@ impl Run<'_> {
         tally: &mut Tally,
     ) -> anyhow::Result<End> {
         let mut answers = self.answers(done).await?;
-        let stopped = self.shutdown.cancelled();
+        let stopped = self.shutdown.requested();
         tokio::pin!(stopped);
         let died = child::first_exit(core);
         tokio::pin!(died);
@@ -232,6 +236,7 @@ impl Run<'_> {
             let answer = tokio::select! {
                 biased;
                 () = &mut patience => return Ok(End::Stopped),
+                () = self.shutdown.hurried() => return Ok(End::Stopped),
                 (_, status) = &mut died => return Ok(End::CoreDied(status)),
                 answer = answers.next() => answer,
             };
@@ -258,7 +263,7 @@ impl Run<'_> {
                 }
             }
         })
-        .take_until(self.shutdown.clone().cancelled_owned());
+        .take_until(self.shutdown.requested());
         let answers = asked.map(move |line| {
             let api = Arc::clone(&self.api);
             let name = format!("batch-{}", &run[..8]);

@@ -10,11 +10,15 @@ mod recording;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use pawl_shared::tap::{Direction, TapRecord};
 use pawl_shared::transport::{Address, Tap, TapEvent};
+
+/// A core that is there answers sooner.
+const WAIT_TOLD_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct FramesArgs {
@@ -40,6 +44,9 @@ struct TapArgs {
     /// Stop after so many messages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
+    /// Give up when no core has answered for so long [default: wait for one]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::seconds)]
+    timeout: Option<f64>,
     #[command(flatten)]
     show: ShowArgs,
 }
@@ -93,20 +100,27 @@ async fn tap(args: &TapArgs) -> anyhow::Result<ExitCode> {
     };
     let mut tap = Tap::start(args.core.clone()).await?;
     let (mut seen, mut missed) = (0, 0);
+    let mut wait = Wait::begin(args.timeout);
     while args.count.is_none_or(|count| seen < count) {
         let event = tokio::select! {
-            () = shutdown.cancelled() => break,
+            () = shutdown.requested() => break,
             event = tap.next() => event,
+            outcome = wait.goes_on(&args.core) => {
+                outcome?;
+                continue;
+            }
         };
         let record = match event {
             TapEvent::Record(record) => record?,
             TapEvent::Up => {
+                wait.over = true;
                 tracing::info!("tapping {}", args.core);
                 missed = 0;
                 continue;
             }
             TapEvent::Down { reason } => {
                 tracing::warn!("no core at {}: {reason}", args.core);
+                wait = Wait::begin(args.timeout);
                 continue;
             }
         };
@@ -124,6 +138,39 @@ async fn tap(args: &TapArgs) -> anyhow::Result<ExitCode> {
     }
     tap.close().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The wait for a core that answers.
+struct Wait {
+    since: Instant,
+    timeout: Option<Duration>,
+    told: bool,
+    over: bool,
+}
+
+impl Wait {
+    fn begin(timeout: Option<f64>) -> Self {
+        let timeout = timeout.map(Duration::from_secs_f64);
+        Self { since: Instant::now(), timeout, told: false, over: false }
+    }
+
+    /// Returns when there is something to say of it: once that it goes on, then that it took too
+    /// long. Cancel-safe.
+    async fn goes_on(&mut self, core: &Address) -> anyhow::Result<()> {
+        let next = match (self.over, self.told, self.timeout) {
+            (true, ..) | (false, true, None) => return std::future::pending().await,
+            (false, false, None) => WAIT_TOLD_AFTER,
+            (false, false, Some(timeout)) => timeout.min(WAIT_TOLD_AFTER),
+            (false, true, Some(timeout)) => timeout,
+        };
+        tokio::time::sleep_until((self.since + next).into()).await;
+        if self.timeout.is_some_and(|timeout| timeout <= next) {
+            anyhow::bail!("no core answers at {core} within --timeout {next:?}");
+        }
+        self.told = true;
+        tracing::warn!("no core at {core} yet: waiting for one");
+        Ok(())
+    }
 }
 
 fn decode(args: &DecodeArgs) -> anyhow::Result<ExitCode> {

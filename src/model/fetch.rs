@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use pawl_shared::model_card::{DEFAULT_MODEL, PackagedModel, models_folder};
 use sha2::{Digest, Sha256};
 
-use crate::progress::Progress;
+use crate::progress::{Progress, tell};
 
 /// Said where there is no folder to keep models in.
 pub(super) const NO_CACHE: &str =
@@ -106,7 +106,7 @@ fn lock(path: &Path) -> Result<File> {
             ),
             Err(TryLockError::WouldBlock) => {
                 if !told {
-                    eprintln!("another process is fetching the model; waiting for it");
+                    tell("another process is fetching the model; waiting for it");
                     told = true;
                 }
                 std::thread::sleep(POLL);

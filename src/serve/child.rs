@@ -1,19 +1,22 @@
 //! A child process of the supervisor.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::process::Command;
+use pawl_shared::ready;
+use pawl_shared::shutdown::Shutdown;
+use tokio::process::{ChildStdin, Command};
 
 use crate::cli::LogFlags;
 
-/// A child that gives up within this time of its first start is not started again.
-const START_TIME: Duration = Duration::from_secs(30);
+/// How long children may take to abort what is under way when the shutdown is hurried.
+const HURRIED_GRACE: Duration = Duration::from_secs(2);
 
 /// What is started, and started again.
 #[derive(Clone, Debug)]
@@ -22,6 +25,8 @@ pub struct ChildSpec {
     pub args: Vec<OsString>,
     /// Variables taken out of its environment: the file says what they said.
     without: Vec<String>,
+    /// The socket at which it says that it is ready.
+    ready: PathBuf,
 }
 
 impl ChildSpec {
@@ -34,37 +39,46 @@ impl ChildSpec {
             crate::cli::LogFormatFlag::Json => "json",
         };
         args.extend(["--log-format".into(), format.into(), "--supervised".into()]);
-        Self { name: name.into(), args, without: crate::cli::remove_flag_variables(subcommand) }
+        let without = crate::cli::remove_flag_variables(subcommand);
+        Self { name: name.into(), args, without, ready: file.with_extension("ready") }
+    }
+
+    /// The process, and its standard input, whose end tells it that we are gone.
+    fn spawn(&self) -> anyhow::Result<(tokio::process::Child, Option<ChildStdin>)> {
+        let program = std::env::current_exe().context("while looking for this program's file")?;
+        let mut command = Command::new(program);
+        command.args(&self.args).stdin(Stdio::piped()).env(ready::SOCKET_VARIABLE, &self.ready);
+        // A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which passes it
+        // on in the right order.
+        command.process_group(0);
+        for name in &self.without {
+            command.env_remove(name);
+        }
+        let mut process =
+            command.spawn().with_context(|| format!("while starting {}", self.name))?;
+        tracing::debug!("started {} as process {:?}", self.name, process.id());
+        let alive = process.stdin.take();
+        Ok((process, alive))
     }
 }
 
 pub struct Child {
     spec: ChildSpec,
     process: tokio::process::Child,
-    /// Its standard input, whose end tells it that we are gone. Held here, since waiting for the
-    /// process would close it there.
-    _alive: Option<tokio::process::ChildStdin>,
-    started: Instant,
-    restarted: bool,
+    /// Held here, since waiting for the process would close it there.
+    _alive: Option<ChildStdin>,
+    ready: UnixDatagram,
+    was_ready: bool,
 }
 
 impl Child {
+    /// Starts it for the first time.
     pub async fn start(spec: ChildSpec) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("while looking for this program's file")?;
-        let mut command = Command::new(program);
-        command.args(&spec.args).stdin(Stdio::piped());
-        // A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which passes it
-        // on in the right order.
-        command.process_group(0);
-        for name in &spec.without {
-            command.env_remove(name);
-        }
-        let mut process =
-            command.spawn().with_context(|| format!("while starting {}", spec.name))?;
-        tracing::debug!("started {} as process {:?}", spec.name, process.id());
-        let _alive = process.stdin.take();
-        let started = Instant::now();
-        Ok(Self { spec, process, _alive, started, restarted: false })
+        let bound = UnixDatagram::bind(&spec.ready);
+        let ready = bound.and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+        let ready = ready.with_context(|| format!("while making {}", spec.ready.display()))?;
+        let (process, _alive) = spec.spawn()?;
+        Ok(Self { spec, process, _alive, ready, was_ready: false })
     }
 
     pub fn name(&self) -> &str {
@@ -72,16 +86,24 @@ impl Child {
     }
 
     pub async fn restart(&mut self) -> anyhow::Result<()> {
-        *self = Self { restarted: true, ..Self::start(self.spec.clone()).await? };
+        (self.process, self._alive) = self.spec.spawn()?;
         Ok(())
     }
 
-    /// Whether an end with `status` now is a start that failed: the child itself gave up, soon
-    /// after its first start. Its settings, its model or this machine are the cause, and it would
-    /// give up again.
-    pub fn failed_to_start(&self, status: ExitStatus) -> bool {
+    /// Whether it has said that it is ready, in this life or an earlier one.
+    fn was_ready(&mut self) -> bool {
+        let mut message = [0; 64];
+        while let Ok(length) = self.ready.recv(&mut message) {
+            self.was_ready |= message[..length].starts_with(ready::READY);
+        }
+        self.was_ready
+    }
+
+    /// Whether an end with `status` is a start that failed: it gave up by itself before it was ever
+    /// ready. Its settings, its model or this machine are the cause, and it would give up again.
+    pub fn failed_to_start(&mut self, status: ExitStatus) -> bool {
         let gave_up = status.code().is_some_and(|code| code != 0);
-        gave_up && !self.restarted && self.started.elapsed() < START_TIME
+        gave_up && !self.was_ready()
     }
 
     fn signal(&self, signal: Signal) {
@@ -107,14 +129,21 @@ pub async fn first_exit(fleet: &mut [Child]) -> (usize, ExitStatus) {
     futures::future::select_all(waits).await.0
 }
 
-/// Asks all of `fleet` to stop and waits for it at most `patience`, then kills the rest.
-pub async fn stop(mut fleet: Vec<Child>, patience: Duration) {
-    for child in &fleet {
-        child.signal(Signal::SIGTERM);
-    }
-    let all = futures::future::join_all(fleet.iter_mut().map(|child| child.process.wait()));
-    if tokio::time::timeout(patience, all).await.is_ok() {
-        return;
+/// Asks all of `fleet` to stop and waits for it at most `patience`, and not for long once
+/// `shutdown` is hurried; then kills the rest.
+pub async fn stop(mut fleet: Vec<Child>, patience: Duration, shutdown: &Shutdown) {
+    signal_all(&fleet, Signal::SIGTERM);
+    let mut patience = patience;
+    tokio::select! {
+        () = all_ended(&mut fleet) => return,
+        () = tokio::time::sleep(patience) => {}
+        () = shutdown.hurried() => {
+            patience = HURRIED_GRACE;
+            signal_all(&fleet, Signal::SIGQUIT);
+            if tokio::time::timeout(patience, all_ended(&mut fleet)).await.is_ok() {
+                return;
+            }
+        }
     }
     for child in &mut fleet {
         if matches!(child.process.try_wait(), Ok(None)) {
@@ -123,4 +152,12 @@ pub async fn stop(mut fleet: Vec<Child>, patience: Duration) {
             let _ = child.process.kill().await;
         }
     }
+}
+
+fn signal_all(fleet: &[Child], signal: Signal) {
+    fleet.iter().for_each(|child| child.signal(signal));
+}
+
+async fn all_ended(fleet: &mut [Child]) {
+    futures::future::join_all(fleet.iter_mut().map(|child| child.process.wait())).await;
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{Address, SocketDir};
 
 use crate::cli::{CoreFlags, FrontendFlags, LogFlags, RunnerKind, SchedulingPolicy, SharedFlags};
@@ -25,6 +26,9 @@ use restart::RestartPolicy;
 /// How long the core may take to end once every frontend is gone, and a frontend beyond its drain
 /// time, before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// How long the signal to stop may take to reach us after it reached a child.
+const SIGNAL_GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
@@ -79,39 +83,43 @@ async fn supervise(
     for spec in specs {
         fleet.push(Child::start(spec).await?);
     }
+    let code = keep_running(&mut fleet, &shutdown).await?;
+    // Frontends first, so that they can finish what they admitted; then the core.
+    let frontends = fleet.split_off(1);
+    child::stop(frontends, args.shared.shutdown_timeout() + STOP_GRACE, &shutdown).await;
+    child::stop(fleet, STOP_GRACE, &shutdown).await;
+    Ok(code)
+}
+
+/// Starts again what dies, until there is a reason to stop everything.
+async fn keep_running(fleet: &mut [Child], shutdown: &Shutdown) -> anyhow::Result<ExitCode> {
     let mut policy = RestartPolicy::default();
     loop {
         let (index, status) = tokio::select! {
-            () = shutdown.cancelled() => break,
-            died = child::first_exit(&mut fleet) => died,
+            () = shutdown.requested() => return Ok(ExitCode::SUCCESS),
+            died = child::first_exit(fleet) => died,
         };
-        let name = fleet[index].name().to_owned();
-        if shutdown.is_cancelled() {
-            break;
+        // A child that ends well was asked to. Whoever stops a group of processes asks all of them,
+        // and we may be the last to hear of it.
+        if status.success()
+            && tokio::time::timeout(SIGNAL_GRACE, shutdown.requested()).await.is_ok()
+        {
+            return Ok(ExitCode::SUCCESS);
         }
-        if fleet[index].failed_to_start(status) {
+        let child = &mut fleet[index];
+        let name = child.name().to_owned();
+        if child.failed_to_start(status) {
             // It has said why.
             tracing::warn!("{name} could not start ({status}): stopping");
-            stop_all(fleet, Duration::ZERO).await;
             return Ok(ExitCode::FAILURE);
         }
         if let Err(too_often) = policy.record_death(std::time::Instant::now()) {
             tracing::error!("{name} ended ({status}); {too_often}");
-            stop_all(fleet, args.shared.shutdown_timeout()).await;
             return Ok(ExitCode::FAILURE);
         }
         tracing::warn!("{name} ended ({status}): starting it again");
-        fleet[index].restart().await?;
+        child.restart().await?;
     }
-    stop_all(fleet, args.shared.shutdown_timeout()).await;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Frontends first, so that they can finish what they admitted; then the core.
-async fn stop_all(mut fleet: Vec<Child>, drain: Duration) {
-    let frontends = fleet.split_off(1);
-    child::stop(frontends, drain + STOP_GRACE).await;
-    child::stop(fleet, STOP_GRACE).await;
 }
 
 /// The core's spec first, then each api-server's.

@@ -1,5 +1,8 @@
 //! Starting, stopping and dying: what the processes leave behind, which is nothing.
 
+mod signals;
+mod starting;
+
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -21,9 +24,12 @@ struct Served {
 impl Served {
     fn start(run: &Run, api_servers: usize, extra: &[&str]) -> Self {
         let count = api_servers.to_string();
-        let mut args = vec!["--runner", "mock", "--api-server-count", &count];
-        args.extend(extra);
-        let frontend = run.serve(&args);
+        let args = ["--runner", "mock", "--api-server-count", &count];
+        Self::once_ready(run, api_servers, run.serve(&[&args[..], extra].concat()))
+    }
+
+    /// `frontend` is its first api-server.
+    fn once_ready(run: &Run, api_servers: usize, frontend: Frontend) -> Self {
         let admins: Vec<Client> = (0..api_servers)
             .map(|index| match index {
                 0 => frontend.admin,

@@ -13,9 +13,9 @@ use anyhow::Context;
 use crossbeam_channel::Receiver;
 use pawl_shared::model_card::{GgufFile, ModelCard};
 use pawl_shared::protocol::{ReadyResponse, Value};
+use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{CoreEndpoint, CoreEndpointConfig};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
 
 use crate::config::{CoreConfig, RunnerChoice};
 use crate::engine::driver::{self, EngineChannels};
@@ -41,16 +41,16 @@ const RUNNER_GRACE: Duration = Duration::from_secs(1);
 /// vLLM's version whose wire this core speaks, and its own.
 const WIRE_VERSION: &str = concat!("0.33.0+pawl.", env!("CARGO_PKG_VERSION"));
 
-/// Runs a core until `shutdown` is cancelled or something fails.
+/// Runs a core until `shutdown` is requested or something fails.
 ///
 /// The endpoint listens at once; frontends that join are answered when the model is loaded. On
-/// `shutdown`, admitted requests may go on for `config.shutdown_timeout`, then what is left is
-/// ended with ABORT outputs.
+/// `shutdown`, admitted requests may go on for `config.shutdown_timeout` or until it is hurried,
+/// then what is left is ended with ABORT outputs.
 ///
 /// # Errors
 /// Sockets that cannot be bound, a model that does not load, settings that do not fit the model, a
 /// step that failed, or a thread that panicked. Every client has been told before.
-pub async fn run(config: CoreConfig, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(config: CoreConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     let depth_max = config.depth.unwrap_or(2).max(1) as usize;
     let progress = Progress::default();
     let inbox_space = Arc::new(Notify::new());
@@ -101,10 +101,6 @@ pub async fn run(config: CoreConfig, shutdown: CancellationToken) -> anyhow::Res
     })?;
 
     let engine_outcome = join(engine_thread).await;
-    if let Err(error) = &engine_outcome {
-        // Told as an error once, by whoever runs the core; closing down may still take a while.
-        tracing::info!("the core ends: {error:#}");
-    }
     let io_outcome = join(io_thread).await;
     if tokio::time::timeout(RUNNER_GRACE, join(runner_thread)).await.is_err() {
         tracing::warn!("a step is still running; its thread is left behind");
@@ -139,7 +135,7 @@ fn io_thread(
     config: &CoreConfig,
     channels: IoChannels,
     progress: Progress,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     bound: oneshot::Sender<()>,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -190,6 +186,7 @@ fn engine_thread(
     );
     // An error means that the io thread is gone, which the loop finds out at once.
     let _ = ready.send(response);
+    pawl_shared::ready::tell();
     driver::run(&mut engine, channels, config.clock.as_ref())
 }
 
@@ -204,7 +201,7 @@ fn wait_for_model(
                 return outcome.context("the runner thread is gone")?.map(Some);
             }
             recv(channels.inbox) -> message => match message.context("the io thread is gone")? {
-                Inbox::Shutdown => return Ok(None),
+                Inbox::Shutdown | Inbox::Hurry => return Ok(None),
                 // Nobody has been let in yet.
                 other => tracing::debug!(?other, "ignored while the model loads"),
             }

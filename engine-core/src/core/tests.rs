@@ -10,7 +10,6 @@ use pawl_shared::transport::{
     CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender, SocketDir,
 };
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::runner::cpu::CpuConfig;
@@ -21,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Core {
     dir: SocketDir,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     outcome: JoinHandle<anyhow::Result<()>>,
 }
 
@@ -30,7 +29,7 @@ impl Core {
         let dir = SocketDir::create_default().unwrap();
         let mut config = CoreConfig::for_test(dir.address("core").unwrap(), mock);
         change(&mut config);
-        let shutdown = CancellationToken::new();
+        let shutdown = Shutdown::default();
         let outcome = tokio::spawn(run(config, shutdown.clone()));
         Self { dir, shutdown, outcome }
     }
@@ -52,7 +51,7 @@ impl Core {
     }
 
     async fn stop(self) {
-        self.shutdown.cancel();
+        self.shutdown.request();
         self.end().await.unwrap();
     }
 }
@@ -330,7 +329,7 @@ async fn shutting_down_at_once_tells_everyone_what_was_cut_off() {
     let mut frontend = core.join().await;
     frontend.add("a", &[1], 5000);
     frontend.until_stats(running(1)).await;
-    core.shutdown.cancel();
+    core.shutdown.request();
     let (_, reason) = frontend.finish("a").await;
     assert_eq!(reason, FinishReason::Abort);
     let asked = std::time::Instant::now();
@@ -344,12 +343,25 @@ async fn shutting_down_with_time_finishes_what_was_admitted() {
     let mut frontend = core.join().await;
     frontend.add("admitted", &[1], 20);
     frontend.until_stats(running(1)).await;
-    core.shutdown.cancel();
+    core.shutdown.request();
     // The core has been told in another way than by our socket: wait until it has heard.
     while frontend.call("is_sleeping").await.result.is_ok() {}
     frontend.add("late", &[1], 5);
     assert_eq!(frontend.finish("late").await, (vec![], FinishReason::Abort));
     assert_eq!(frontend.finish("admitted").await.1, FinishReason::Length);
+    core.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hurried_shutdown_does_not_wait_for_what_was_admitted() {
+    let core = Core::start(slow(), |config| config.shutdown_timeout = Duration::from_secs(3600));
+    let mut frontend = core.join().await;
+    frontend.add("a", &[1], 5000);
+    frontend.until_stats(running(1)).await;
+    core.shutdown.request();
+    while frontend.call("is_sleeping").await.result.is_ok() {}
+    core.shutdown.hurry();
+    assert_eq!(frontend.finish("a").await.1, FinishReason::Abort);
     core.end().await.unwrap();
 }
 

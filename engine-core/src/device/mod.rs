@@ -209,8 +209,8 @@ pub enum DeviceError {
     #[error("{what} is {found}, but {need}")]
     Shape { what: String, found: usize, need: String },
     /// The system gave no memory.
-    #[error("cannot allocate {bytes} bytes for {what}: {source}")]
-    Memory { what: &'static str, bytes: usize, source: std::io::Error },
+    #[error("cannot allocate {bytes} bytes for {what}: {cause}")]
+    Memory { what: &'static str, bytes: usize, cause: std::io::Error },
     /// `PAWL_CPU_ISA` or the configuration asks for what this machine lacks.
     #[error("CPU instruction set {asked:?} is not available here; choose one of {available}")]
     Isa { asked: String, available: String },

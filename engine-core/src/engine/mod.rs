@@ -83,6 +83,8 @@ pub enum Inbox {
     Tick,
     /// Stop: at once, or when the admitted requests are done.
     Shutdown,
+    /// Stop at once, also where admitted requests may still go on.
+    Hurry,
 }
 
 /// A step that was handed to the runner.
@@ -187,7 +189,8 @@ impl Engine {
                     self.progress.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            Inbox::Shutdown => self.shut_down(),
+            Inbox::Shutdown => self.shut_down(self.config.shutdown_timeout),
+            Inbox::Hurry => self.hurry(),
         }
     }
 
@@ -429,17 +432,23 @@ impl Engine {
         }
     }
 
-    fn shut_down(&mut self) {
+    fn shut_down(&mut self, wait: Duration) {
         if self.lifecycle != Lifecycle::Serving {
             return;
         }
-        let wait = self.config.shutdown_timeout;
         tracing::info!(
             requests = self.requests.len(),
             wait_seconds = wait.as_secs_f64(),
             "shutting down"
         );
         self.lifecycle = Lifecycle::Draining { deadline: self.clock.now() + wait };
+    }
+
+    fn hurry(&mut self) {
+        self.shut_down(Duration::ZERO);
+        if let Lifecycle::Draining { deadline } = &mut self.lifecycle {
+            *deadline = self.clock.now();
+        }
     }
 
     fn stop(&mut self) {

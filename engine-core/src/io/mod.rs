@@ -16,10 +16,10 @@ use pawl_shared::clock::Clock;
 use pawl_shared::protocol::{
     ClientMessage, DecodeError, ReadyResponse, RequestId, StepFrame, Value, dump,
 };
+use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{ClientId, CoreEndpoint, CoreEvent};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
-use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Batch, GAUGES_EVERY, Inbox, Outgoing};
 use crate::step::Progress;
@@ -56,12 +56,12 @@ pub(crate) async fn serve(
     mut endpoint: CoreEndpoint,
     mut channels: IoChannels,
     context: IoContext,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
 ) {
     let mut io = Io { repeater: Repeater::default(), held: None, ready: false, context };
     let mut tick = tokio::time::interval(GAUGES_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told_to_stop = false;
+    let (mut told_to_stop, mut told_to_hurry) = (false, false);
     let end = loop {
         tokio::select! {
             ready = &mut channels.ready, if !io.ready => {
@@ -85,9 +85,13 @@ pub(crate) async fn serve(
                 }
             }
             _ = tick.tick() => io.tick(&mut endpoint, &channels.inbox),
-            () = shutdown.cancelled(), if !told_to_stop && io.held.is_none() => {
+            () = shutdown.requested(), if !told_to_stop && io.held.is_none() => {
                 told_to_stop = true;
                 io.hand_over(&channels.inbox, Inbox::Shutdown);
+            }
+            () = shutdown.hurried(), if !told_to_hurry && io.held.is_none() => {
+                told_to_hurry = true;
+                io.hand_over(&channels.inbox, Inbox::Hurry);
             }
             end = &mut channels.end => break end.unwrap_or(EngineEnd::Dead),
         }

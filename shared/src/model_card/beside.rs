@@ -20,7 +20,7 @@ fn read(file: &GgufFile, name: &str) -> Result<Option<(PathBuf, String)>, ModelE
     };
     let metadata = match std::fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(ModelError::Read { path, source }),
+        Err(cause) => return Err(ModelError::Read { path, cause }),
         Ok(metadata) => metadata,
     };
     if !metadata.is_file() {
@@ -32,7 +32,7 @@ fn read(file: &GgufFile, name: &str) -> Result<Option<(PathBuf, String)>, ModelE
     }
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some((path, text))),
-        Err(source) => Err(ModelError::Read { path, source }),
+        Err(cause) => Err(ModelError::Read { path, cause }),
     }
 }
 

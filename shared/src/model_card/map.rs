@@ -16,7 +16,7 @@ pub(super) struct MappedFile {
 
 impl MappedFile {
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let read = |source| ModelError::Read { path: path.to_owned(), source };
+        let read = |cause| ModelError::Read { path: path.to_owned(), cause };
         // Asked before opening: to open a FIFO would wait for its other end.
         if !std::fs::metadata(path).map_err(read)?.is_file() {
             return Err(ModelError::NotAFile { path: path.to_owned() });
@@ -40,7 +40,7 @@ impl MappedFile {
     pub fn check_unchanged(&self) -> Result<(), ModelError> {
         let path = || self.path.clone();
         let found =
-            self.file.metadata().map_err(|source| ModelError::Read { path: path(), source })?;
+            self.file.metadata().map_err(|cause| ModelError::Read { path: path(), cause })?;
         let (opened_bytes, now_bytes) = (self.map.len() as u64, found.len());
         if now_bytes == opened_bytes {
             return Ok(());

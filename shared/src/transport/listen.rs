@@ -1,7 +1,7 @@
 //! Binding: stale files, permissions, and the port the system chose.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -37,9 +37,10 @@ impl Drop for SocketFile {
 }
 
 pub(super) fn bind(address: &Address) -> Result<Bound, TransportError> {
-    let failed = |source| TransportError::Bind { address: address.to_string(), source };
+    let failed = |cause| TransportError::Bind { address: address.to_string(), cause };
     match address {
         Address::Ipc(path) => {
+            guard_folder(path)?;
             remove_stale(address, path)?;
             let listener = bind_unix(path).map_err(failed)?;
             let inode = std::fs::symlink_metadata(path).map_err(failed)?.ino();
@@ -53,6 +54,35 @@ pub(super) fn bind(address: &Address) -> Result<Bound, TransportError> {
             Ok(Bound { listener: listener.into(), address, file: None })
         }
     }
+}
+
+/// The folder of a socket: made, if it is missing, for its owner alone. The socket's own mode keeps
+/// others from using it; the folder must keep them from putting another in its place.
+fn guard_folder(socket: &Path) -> Result<(), TransportError> {
+    const STICKY: u32 = 0o1000;
+    let folder = match socket.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let failed = |cause| TransportError::SocketDir { path: folder.to_owned(), cause };
+    let metadata = match std::fs::metadata(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return std::fs::DirBuilder::new().mode(0o700).create(folder).map_err(failed);
+        }
+        found => found.map_err(failed)?,
+    };
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o022 != 0 && mode & STICKY == 0 {
+        return Err(TransportError::OpenFolder { path: folder.to_owned(), mode });
+    }
+    if mode & 0o077 != 0 {
+        tracing::warn!(
+            "others can enter the folder {} (mode {mode:04o}); its socket is closed to them, but \
+             0700 is safer",
+            folder.display()
+        );
+    }
+    Ok(())
 }
 
 /// A crash leaves the file behind, and then the address is "in use" for ever. Only a socket that
@@ -70,9 +100,9 @@ fn remove_stale(address: &Address, path: &Path) -> Result<(), TransportError> {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             tracing::info!(%address, "removing the socket of a process that is gone");
             std::fs::remove_file(path)
-                .map_err(|source| TransportError::Bind { address: address.to_string(), source })
+                .map_err(|cause| TransportError::Bind { address: address.to_string(), cause })
         }
-        Err(source) => Err(TransportError::Bind { address: address.to_string(), source }),
+        Err(cause) => Err(TransportError::Bind { address: address.to_string(), cause }),
     }
 }
 
@@ -90,7 +120,7 @@ fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
 /// The host of ours that a process at `peer` can reach: the one packets to it go out from.
 pub(super) fn host_facing(peer: &Address) -> Result<String, TransportError> {
     let Address::Tcp { host, port } = peer else { return Ok("127.0.0.1".into()) };
-    let failed = |source| TransportError::Resolve { address: peer.to_string(), source };
+    let failed = |cause| TransportError::Resolve { address: peer.to_string(), cause };
     let peer = (host.as_str(), *port).to_socket_addrs().map_err(failed)?.next();
     let Some(peer) = peer else {
         return Err(failed(std::io::Error::from(std::io::ErrorKind::NotFound)));

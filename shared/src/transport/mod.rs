@@ -16,8 +16,9 @@
 //! - `connect` retries for 30 s: links give up after 5 s.
 //!
 //! What guards these sockets: ipc lies in a folder with mode 0700 ([`SocketDir`]), its sockets have
-//! mode 0600. Over tcp there is no such guard yet: a frame length of 2^40 in a ZMTP header makes
-//! the crate reserve that much and the process abort, even before the handshake is over, and
+//! mode 0600. A folder that somebody else made is told if others can enter it, and refused if they
+//! can write into it. Over tcp there is no such guard yet: a frame length of 2^40 in a ZMTP header
+//! makes the crate reserve that much and the process abort, even before the handshake is over, and
 //! nothing is encrypted. So tcp belongs on loopback or an isolated network, and a core that listens
 //! on anything else says so.
 
@@ -74,12 +75,24 @@ pub enum TransportError {
         bytes: usize,
     },
     /// The folder for sockets.
-    #[error("the folder for sockets {} cannot be made: {source}", path.display())]
+    #[error("the folder for sockets {} cannot be made: {cause}", path.display())]
     SocketDir {
         /// Which.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
+    },
+    /// Whoever may write into a folder can put another socket in the place of the one in it.
+    #[error(
+        "others may write into the folder {} (mode {mode:04o}) and put a socket of their own in \
+         the place of ours: `chmod 700` it, or name one that is yours alone",
+        path.display()
+    )]
+    OpenFolder {
+        /// Which.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
     },
     /// Somebody or something is there already.
     #[error("cannot listen at {address}: {why}")]
@@ -90,23 +103,23 @@ pub enum TransportError {
         why: &'static str,
     },
     /// The system refused.
-    #[error("cannot listen at {address}: {source}")]
+    #[error("cannot listen at {address}: {cause}")]
     Bind {
         /// Where.
         address: String,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The wire has two bytes for it.
     #[error("engine index {0} is too large: the wire carries 0 to 65535")]
     EngineIndex(u32),
     /// The core's host.
-    #[error("cannot find a way to {address}: {source}; name our host with --advertise")]
+    #[error("cannot find a way to {address}: {cause}; name our host with --advertise")]
     Resolve {
         /// Which.
         address: String,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A thread could not be started.
     #[error("cannot start a thread for sockets: {0}")]

@@ -130,7 +130,7 @@ async fn bind(
     files.extend(bound.file);
     socket.bind_listener(bound.listener).await.map_err(|error| TransportError::Bind {
         address: bound.address.to_string(),
-        source: std::io::Error::other(error),
+        cause: std::io::Error::other(error),
     })?;
     Ok(bound.address)
 }

@@ -32,7 +32,7 @@ impl SocketDir {
         if bytes > IPC_PATH_BYTES_MAX {
             return Err(TransportError::PathTooLong { path, bytes });
         }
-        let failed = |source| TransportError::SocketDir { path: path.clone(), source };
+        let failed = |cause| TransportError::SocketDir { path: path.clone(), cause };
         remove_left_behind(base);
         std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
         // The umask can only take bits away, but a default ACL on the parent could give some.

@@ -6,11 +6,12 @@
 mod http;
 mod metrics;
 
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-pub use http::{Answer, Client};
+pub use http::{Answer, Client, SseStream};
 pub use metrics::Scrape;
 
 use nix::sys::signal::Signal;
@@ -70,6 +71,28 @@ impl Run {
     pub fn start_with_input(&self, name: &str, mut command: Command, input: &Path) -> Process {
         let log = self.path(&format!("{name}.log"));
         let out = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        command.stdin(std::fs::File::open(input).unwrap());
+        command.stdout(out.try_clone().unwrap()).stderr(out);
+        self.spawn(name, &mut command, log)
+    }
+
+    /// [`Self::start`], but whoever reads what it says leaves after the first line, as `| head -1`
+    /// does.
+    pub fn start_half_read(&self, name: &str, mut command: Command) -> Process {
+        let log = self.path(&format!("{name}.log"));
+        let (reader, writer) = std::io::pipe().unwrap();
+        command.stdin(std::process::Stdio::null());
+        command.stdout(writer.try_clone().unwrap()).stderr(writer);
+        let process = self.spawn(name, &mut command, log.clone());
+        // Our copies of the writing end go with it.
+        drop(command);
+        let mut line = String::new();
+        std::io::BufReader::new(reader).read_line(&mut line).unwrap();
+        std::fs::write(log, line).unwrap();
+        process
+    }
+
+    fn spawn(&self, name: &str, command: &mut Command, log: PathBuf) -> Process {
         for (variable, _) in std::env::vars().filter(|(v, _)| v.starts_with("PAWL_")) {
             command.env_remove(variable);
         }
@@ -78,10 +101,7 @@ impl Run {
             .env("PAWL_CACHE_DIR", self.path("cache"))
             // Socket folders lie in the test's own folder, where what is left over shows.
             .env("TMPDIR", &self.path)
-            .env_remove("XDG_RUNTIME_DIR")
-            .stdin(std::fs::File::open(input).unwrap())
-            .stdout(out.try_clone().unwrap())
-            .stderr(out);
+            .env_remove("XDG_RUNTIME_DIR");
         let child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
         Process { name: name.into(), child, log, ended: None }
     }
@@ -113,10 +133,15 @@ impl Run {
 
     /// `pawl serve ARGS`, just started.
     pub fn start_serve(&self, extra: &[&str]) -> Process {
-        let ports = self.path("serve.ports").display().to_string();
-        let mut args = vec!["serve", "--port", "0", "--admin-port", "0", "--port-file", &ports];
-        args.extend(extra);
-        self.pawl("serve", &args)
+        self.start("serve", self.serve_command(extra))
+    }
+
+    /// `pawl serve ARGS` on free ports, not started yet.
+    pub fn serve_command(&self, extra: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pawl"));
+        command.args(["serve", "--port", "0", "--admin-port", "0", "--port-file"]);
+        command.arg(self.path("serve.ports")).args(extra);
+        command
     }
 
     /// Folders of sockets in this run's folder: none may be there once their processes are gone.

@@ -3,25 +3,25 @@
 use super::*;
 use crate::config::HttpLimits;
 use crate::server;
+use pawl_shared::shutdown::Shutdown;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 /// A test that needs longer hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Served {
     address: SocketAddr,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     server: JoinHandle<anyhow::Result<()>>,
 }
 
 async fn serve(stage: &Stage) -> Served {
     let (tell, told) = tokio::sync::oneshot::channel();
-    let shutdown = CancellationToken::new();
+    let shutdown = Shutdown::default();
     let run = server::serve(Arc::clone(&stage.app), shutdown.clone(), move |bound| {
         tell.send(bound.http).unwrap();
     });
@@ -90,7 +90,7 @@ async fn heads_that_are_slow_or_too_large_are_cut_off() {
         shown += &format!("{name}: {}\n", exchange(served.address, &parts).await);
     }
     insta::assert_snapshot!(shown);
-    served.shutdown.cancel();
+    served.shutdown.request();
     served.server.await.unwrap().unwrap();
 }
 
@@ -110,7 +110,7 @@ async fn more_connections_than_places_wait_their_turn() {
     drop(first);
     assert_eq!(third.await.unwrap(), "HTTP/1.1 200 OK");
     drop(second);
-    served.shutdown.cancel();
+    served.shutdown.request();
     served.server.await.unwrap().unwrap();
 }
 
@@ -162,7 +162,7 @@ async fn a_client_that_closes_aborts_its_request() {
     until(|| stage.app.load() == 1).await;
     drop(stream);
     until(|| stage.aborted() == 2 && stage.app.load() == 0).await;
-    served.shutdown.cancel();
+    served.shutdown.request();
     served.server.await.unwrap().unwrap();
 }
 
@@ -178,7 +178,7 @@ async fn a_client_that_does_not_read_is_cut_off() {
     let stream = open_stream(served.address).await;
     until(|| stage.aborted() == 1).await;
     drop(stream);
-    served.shutdown.cancel();
+    served.shutdown.request();
     served.server.await.unwrap().unwrap();
 }
 
@@ -187,7 +187,7 @@ async fn a_stop_waits_for_answers_and_still_tells_newcomers() {
     let stage = Stage::with(config(HttpLimits::default()), |_| words(&["red"]));
     let served = serve(&stage).await;
     let mut held = open_stream(served.address).await;
-    served.shutdown.cancel();
+    served.shutdown.request();
     until(|| stage.app.draining()).await;
     assert_eq!(
         exchange(served.address, &[b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"]).await,
@@ -209,7 +209,7 @@ async fn a_stop_without_patience_aborts_what_is_under_way() {
     let stage = Stage::with(config, |_| words(&["red"]));
     let served = serve(&stage).await;
     let mut held = open_stream(served.address).await;
-    served.shutdown.cancel();
+    served.shutdown.request();
     let mut rest = String::new();
     held.read_to_string(&mut rest).await.unwrap();
     assert!(rest.contains(r#""code":"shutting_down""#), "{rest}");
@@ -243,6 +243,6 @@ async fn the_admin_port_and_the_port_file() {
         shown += &format!("{request}: {}\n", exchange(admin, &[head.as_bytes()]).await);
     }
     insta::assert_snapshot!(shown);
-    served.shutdown.cancel();
+    served.shutdown.request();
     served.server.await.unwrap().unwrap();
 }

@@ -33,7 +33,7 @@ impl Arena {
     /// # Errors
     /// [`DeviceError::Memory`] if the system refuses.
     pub fn new(what: &'static str, len: usize) -> Result<Self, DeviceError> {
-        let memory = |source: std::io::Error| DeviceError::Memory { what, bytes: len, source };
+        let memory = |cause: std::io::Error| DeviceError::Memory { what, bytes: len, cause };
         let too_large = || memory(std::io::ErrorKind::OutOfMemory.into());
         let mapped = len.max(1).checked_next_multiple_of(HUGE).ok_or_else(too_large)?;
         // One huge page more than needed, so that the start can be moved up to a boundary.

@@ -125,10 +125,10 @@ impl CpuDevice {
     ) -> Result<Self, DeviceError> {
         let kinds = weights.iter().map(packed::check_source).collect::<Result<Vec<_>, _>>()?;
         let threads = config.threads.max(1);
-        let mut pool = Pool::new(threads).map_err(|source| DeviceError::Memory {
+        let mut pool = Pool::new(threads).map_err(|cause| DeviceError::Memory {
             what: "a thread",
             bytes: 0,
-            source,
+            cause,
         })?;
         let (weights_arena, packed) = pack(weights, &kinds, &mut pool, loaded)?;
         let kv =

@@ -143,9 +143,26 @@ impl CpuConfig {
                  more memory or lower --max-model-len"
             )));
         }
+        let (bytes, free) = (blocks.saturating_mul(bytes_of_block), free_memory_bytes());
+        if bytes > free {
+            let flag = match self.num_blocks {
+                Some(_) => "--num-gpu-blocks-override",
+                None => "--kv-cache-memory-bytes",
+            };
+            return Err(LoadError::Setting(format!(
+                "{flag} asks for {} of memory for the KV cache, but {} are free here; lower it, \
+                 or leave it out",
+                gib(bytes),
+                gib(free)
+            )));
+        }
         let num_blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         Ok(Sizes { kv_dtype, block_size, num_blocks, max_model_len })
     }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
 }
 
 /// Memory that could be taken now without pushing others out: what the system and, where there is

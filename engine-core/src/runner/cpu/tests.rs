@@ -273,11 +273,15 @@ fn settings_that_will_not_do_are_refused() {
         refuse(CpuConfig { max_model_len: Some(2000), ..base.clone() }),
         refuse(CpuConfig { num_blocks: Some(32), ..base.clone() }),
         refuse(CpuConfig { num_blocks: None, kv_cache_bytes: Some(100_000), ..base.clone() }),
+        refuse(CpuConfig { num_blocks: None, kv_cache_bytes: Some(10 << 40), ..base.clone() }),
+        refuse(CpuConfig { num_blocks: Some(u32::MAX), ..base.clone() }),
         refuse(CpuConfig { block_size: 8, ..base.clone() }),
         refuse(CpuConfig { isa: Some("mmx".to_owned()), ..base }),
     ];
-    // The last line names what this machine offers.
-    insta::with_settings!({ filters => vec![("choose one of .*", "choose one of […]")] }, {
+    // Some lines name what this machine offers.
+    let filters =
+        vec![("choose one of .*", "choose one of […]"), (r"\S+ GiB are free", "[…] are free")];
+    insta::with_settings!({ filters => filters }, {
         let told = told.join("\n").replace(", but ", ",\n  but ").replace("; ", ";\n  ");
         insta::assert_snapshot!(told, @r#"
         --max-model-len is 2000,
@@ -289,6 +293,12 @@ fn settings_that_will_not_do_are_refused() {
         the KV cache has 12 blocks of 16 tokens (8192 bytes each),
           but one sequence of --max-model-len 512 needs 33;
           give it more memory or lower --max-model-len
+        --kv-cache-memory-bytes asks for 10240.0 GiB of memory for the KV cache,
+          but […] are free here;
+          lower it, or leave it out
+        --num-gpu-blocks-override asks for 32768.0 GiB of memory for the KV cache,
+          but […] are free here;
+          lower it, or leave it out
         --block-size is 8,
           but the CPU device needs a multiple of 16
         CPU instruction set "mmx" is not available here;
