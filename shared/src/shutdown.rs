@@ -1,6 +1,5 @@
 //! When a process must stop: signals, or the end of the process that started it.
 
-use std::io::Read;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -124,25 +123,15 @@ pub fn on_signal() -> std::io::Result<Shutdown> {
     Ok(shutdown)
 }
 
-/// Hurries `shutdown` when standard input ends: a supervisor holds its other end open for as long
-/// as it lives, and the kernel closes it whatever the supervisor dies of. The watch is a thread, so
-/// that it also works while a model loads.
-///
-/// # Errors
-/// When the thread cannot be started.
-pub fn on_supervisor_end(shutdown: Shutdown) -> std::io::Result<()> {
-    std::thread::Builder::new().name("supervisor-watch".into()).spawn(move || {
-        let mut stdin = std::io::stdin().lock();
-        let mut buffer = [0u8; 64];
-        // Bytes mean nothing here; an error on the pipe is as good as its end.
-        while matches!(stdin.read(&mut buffer), Ok(n) if n > 0) {}
-        shutdown.hurry();
-        tracing::warn!("the supervisor is gone: stopping");
-        std::thread::sleep(ORPHAN_GRACE);
-        tracing::error!("still here {} s after the supervisor: ending", ORPHAN_GRACE.as_secs());
-        kill_self();
-    })?;
-    Ok(())
+<<<<<<< HEAD
+/// The supervisor is gone, whatever it died of: hurries `shutdown`, and ends the process if it is
+/// still there a while later. To be called on a thread of its own.
+pub(crate) fn end_with_supervisor(shutdown: &Shutdown) {
+    shutdown.hurry();
+    tracing::warn!("the supervisor is gone: stopping");
+    std::thread::sleep(ORPHAN_GRACE);
+    tracing::error!("still here {} s after the supervisor: ending", ORPHAN_GRACE.as_secs());
+    kill_self();
 }
 
 fn kill_self() {
