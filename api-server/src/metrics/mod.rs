@@ -3,7 +3,9 @@
 //! - [`table`]: every family, in one table that drives registration, priming, page and docs;
 //! - `engine`: the series of one engine and model, as resolved handles;
 //! - `own`, `http`, `process`: the `pawl:`, `http_*` and `process_*` families;
-//! - `render`: the page in both text formats.
+//! - `snapshot`: what all of that stands at, as plain data;
+//! - `render`: the page in both text formats;
+//! - `sum`: one page for all frontends that share a port.
 //!
 //! What is counted is decided elsewhere, in [`crate::output_handler`]; this folder only adds up.
 
@@ -13,12 +15,16 @@ mod own;
 mod process;
 mod register;
 mod render;
+mod snapshot;
+mod sum;
 pub mod table;
 
 pub use engine::EngineHandles;
 pub use http::HttpObservation;
 pub use own::FrameKind;
 pub use render::{Format, reference_markdown};
+pub use snapshot::Snapshot;
+pub use sum::FleetSum;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -335,11 +341,17 @@ impl Metrics {
         self.recording.load(Ordering::Relaxed)
     }
 
-    /// The page: content type and body.
+    /// What every series stands at.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.own.before_scrape(self.clock.now(), self.recording());
+        Snapshot::of(&self.registry.gather())
+    }
+
+    /// The page of this process: content type and body.
     #[must_use]
     pub fn render(&self, format: Format) -> (&'static str, Vec<u8>) {
-        self.own.before_scrape(self.clock.now(), self.recording());
-        (format.content_type(), render::render(&self.registry.gather(), format))
+        self.snapshot().render(format)
     }
 }
 

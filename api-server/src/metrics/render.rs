@@ -1,10 +1,8 @@
 //! The page, in both text formats, from one gathered set of families: they carry the same samples.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
-
+use super::snapshot::{Exact, Labels, Reading, Snapshot};
 use super::table::{Kind, TABLE};
 
 /// The text formats `/metrics` can be given in.
@@ -27,28 +25,17 @@ impl Format {
     }
 }
 
-/// Writes `families`, sorted by name. A family of the table that has no series yet (its labels are
+/// Writes `snapshot`, sorted by name. A family of the table that has no series yet (its labels are
 /// not known before a core has joined) is shown by its HELP and TYPE alone.
-pub(super) fn render(families: &[MetricFamily], format: Format) -> Vec<u8> {
-    let by_name: BTreeMap<&str, &MetricFamily> =
-        families.iter().map(|family| (family.name(), family)).collect();
-    let mut names: Vec<&str> = TABLE.iter().map(|spec| spec.name).collect();
-    names.extend(by_name.keys().filter(|name| TABLE.iter().all(|spec| spec.name != **name)));
-    names.sort_unstable();
+pub(super) fn render(snapshot: &Snapshot, format: Format) -> Vec<u8> {
+    let mut specs: Vec<_> = TABLE.iter().collect();
+    specs.sort_unstable_by_key(|spec| spec.name);
     let mut page = String::with_capacity(64 * 1024);
-    for name in names {
-        let spec = TABLE.iter().find(|spec| spec.name == name);
-        match (by_name.get(name), spec) {
-            (Some(family), _) => {
-                let kind = type_name(family.get_field_type());
-                let help = spec.map_or(family.help(), |spec| spec.help);
-                header(&mut page, name, kind, help, format);
-                for metric in family.get_metric() {
-                    samples(&mut page, name, family.get_field_type(), metric);
-                }
-            }
-            (None, Some(spec)) => header(&mut page, name, spec.kind.name(), spec.help, format),
-            (None, None) => unreachable!("every name comes from one of the two"),
+    for spec in specs {
+        header(&mut page, spec.name, spec.kind.name(), spec.help, format);
+        let series = snapshot.0.get(spec.name).into_iter().flat_map(|family| &family.0);
+        for (labels, reading) in series {
+            samples(&mut page, spec.name, labels, reading);
         }
     }
     if format == Format::OpenMetrics {
@@ -70,31 +57,22 @@ fn header(page: &mut String, name: &str, kind: &str, help: &str, format: Format)
     let _ = writeln!(page, "# HELP {family} {escaped}\n# TYPE {family} {kind}");
 }
 
-fn samples(page: &mut String, name: &str, kind: MetricType, metric: &Metric) {
-    let labels = metric.get_label();
-    match kind {
-        MetricType::COUNTER => {
-            sample(page, name, "", labels, None, metric.get_counter().get_value())
+fn samples(page: &mut String, name: &str, labels: &Labels, reading: &Reading) {
+    match reading {
+        Reading::Number(Exact(number)) => sample(page, name, "", labels, None, *number),
+        Reading::Summary { count, sum } => {
+            sample(page, name, "_count", labels, None, *count as f64);
+            sample(page, name, "_sum", labels, None, sum.0);
         }
-        MetricType::GAUGE => sample(page, name, "", labels, None, metric.get_gauge().get_value()),
-        MetricType::UNTYPED => {}
-        MetricType::SUMMARY => {
-            let summary = metric.get_summary();
-            sample(page, name, "_count", labels, None, summary.sample_count() as f64);
-            sample(page, name, "_sum", labels, None, summary.sample_sum());
-        }
-        MetricType::HISTOGRAM => {
-            let histogram = metric.get_histogram();
-            for bucket in histogram.get_bucket() {
+        Reading::Histogram { count, sum, buckets } => {
+            for (bound, count) in buckets {
                 // Debug keeps the point (`1.0`), which is the canonical form in OpenMetrics.
-                let bound = format!("{:?}", bucket.upper_bound());
-                let count = bucket.cumulative_count() as f64;
-                sample(page, name, "_bucket", labels, Some(&bound), count);
+                let bound = format!("{:?}", bound.0);
+                sample(page, name, "_bucket", labels, Some(&bound), *count as f64);
             }
-            let count = histogram.get_sample_count() as f64;
-            sample(page, name, "_bucket", labels, Some("+Inf"), count);
-            sample(page, name, "_count", labels, None, count);
-            sample(page, name, "_sum", labels, None, histogram.get_sample_sum());
+            sample(page, name, "_bucket", labels, Some("+Inf"), *count as f64);
+            sample(page, name, "_count", labels, None, *count as f64);
+            sample(page, name, "_sum", labels, None, sum.0);
         }
     }
 }
@@ -103,14 +81,14 @@ fn sample(
     page: &mut String,
     name: &str,
     suffix: &str,
-    labels: &[LabelPair],
+    labels: &Labels,
     bound: Option<&str>,
     value: f64,
 ) {
     page.push_str(name);
     page.push_str(suffix);
     let mut separator = '{';
-    let pairs = labels.iter().map(|pair| (pair.name(), pair.value()));
+    let pairs = labels.iter().map(|(label, text)| (&**label, &**text));
     for (label, text) in pairs.chain(bound.map(|bound| ("le", bound))) {
         page.push(separator);
         separator = ',';
@@ -136,16 +114,6 @@ fn sample(
     };
 }
 
-fn type_name(kind: MetricType) -> &'static str {
-    match kind {
-        MetricType::COUNTER => "counter",
-        MetricType::GAUGE => "gauge",
-        MetricType::SUMMARY => "summary",
-        MetricType::HISTOGRAM => "histogram",
-        MetricType::UNTYPED => "untyped",
-    }
-}
-
 impl Kind {
     /// As a TYPE line says it.
     #[must_use]
@@ -162,8 +130,8 @@ impl Kind {
 /// The reference page's table, from the same rows that are registered.
 #[must_use]
 pub fn reference_markdown() -> String {
-    let mut page = String::from("| name | type | labels | what it tells | moves |\n");
-    page.push_str("|---|---|---|---|---|\n");
+    let mut page = String::from("| name | type | labels | what it tells | moves | of several |\n");
+    page.push_str("|---|---|---|---|---|---|\n");
     for spec in TABLE {
         let labels = spec.labels.iter().map(|l| format!("`{l}`")).collect::<Vec<_>>().join(", ");
         let kind = match spec.kind {
@@ -172,8 +140,11 @@ pub fn reference_markdown() -> String {
         };
         let _ = writeln!(
             page,
-            "| `{}` | {kind} | {labels} | {} | {} |",
-            spec.name, spec.help, spec.moves
+            "| `{}` | {kind} | {labels} | {} | {} | {} |",
+            spec.name,
+            spec.help,
+            spec.moves,
+            spec.across.name()
         );
     }
     page.push_str("\n| buckets | upper bounds |\n|---|---|\n");

@@ -14,6 +14,51 @@ pub struct MetricSpec {
     pub help: &'static str,
     /// When it moves, for the reference page.
     pub moves: &'static str,
+    /// What the page of several frontends shows.
+    pub across: Across,
+}
+
+/// How the series of several frontends become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Across {
+    /// Added up. What accumulates keeps what frontends had counted that are gone.
+    Sum,
+    /// The core's own, of which all are told the same: of the frontend that heard last.
+    Freshest,
+    /// The least.
+    Least,
+    /// The greatest.
+    Greatest,
+}
+
+impl Across {
+    /// The word on the reference page.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Freshest => "the core's",
+            Self::Least => "least",
+            Self::Greatest => "greatest",
+        }
+    }
+}
+
+impl MetricSpec {
+    const fn across(self, across: Across) -> Self {
+        Self { across, ..self }
+    }
+}
+
+impl Kind {
+    /// Whether it only grows, so that a process that ends leaves something behind.
+    #[must_use]
+    pub fn accumulates(self) -> bool {
+        match self {
+            Self::Counter | Self::Histogram(_) | Self::Summary | Self::ProcessCounter => true,
+            Self::Gauge | Self::ProcessGauge => false,
+        }
+    }
 }
 
 /// What a family is made of.
@@ -152,7 +197,7 @@ const fn counter(
     help: &'static str,
     moves: &'static str,
 ) -> MetricSpec {
-    MetricSpec { name, kind: Kind::Counter, labels, help, moves }
+    MetricSpec { name, kind: Kind::Counter, labels, help, moves, across: Across::Sum }
 }
 
 const fn gauge(
@@ -161,7 +206,7 @@ const fn gauge(
     help: &'static str,
     moves: &'static str,
 ) -> MetricSpec {
-    MetricSpec { name, kind: Kind::Gauge, labels, help, moves }
+    MetricSpec { name, kind: Kind::Gauge, labels, help, moves, across: Across::Freshest }
 }
 
 const fn histogram(
@@ -171,11 +216,21 @@ const fn histogram(
     help: &'static str,
     moves: &'static str,
 ) -> MetricSpec {
-    MetricSpec { name, kind: Kind::Histogram(buckets), labels, help, moves }
+    MetricSpec { name, kind: Kind::Histogram(buckets), labels, help, moves, across: Across::Sum }
+}
+
+const fn summary(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+    moves: &'static str,
+) -> MetricSpec {
+    MetricSpec { name, kind: Kind::Summary, labels, help, moves, across: Across::Sum }
 }
 
 const fn process(name: &'static str, kind: Kind, help: &'static str) -> MetricSpec {
-    MetricSpec { name, kind, labels: &[], help, moves: "read from /proc at each scrape" }
+    let moves = "read from /proc at each scrape";
+    MetricSpec { name, kind, labels: &[], help, moves, across: Across::Sum }
 }
 
 /// Declares each family as a constant and gathers all of them in [`TABLE`].
@@ -287,10 +342,10 @@ table! {
 
     HTTP_REQUESTS = counter("http_requests_total", &["method", "status", "handler"],
         "HTTP requests by method, class of status (2xx, 4xx, …) and route.", "each answer");
-    HTTP_REQUEST_SIZE = MetricSpec { name: "http_request_size_bytes", kind: Kind::Summary,
-        labels: &["handler"], help: "Bytes of request bodies by route.", moves: "each answer" };
-    HTTP_RESPONSE_SIZE = MetricSpec { name: "http_response_size_bytes", kind: Kind::Summary,
-        labels: &["handler"], help: "Bytes of answers by route.", moves: "each answer" };
+    HTTP_REQUEST_SIZE = summary("http_request_size_bytes", &["handler"],
+        "Bytes of request bodies by route.", "each answer");
+    HTTP_RESPONSE_SIZE = summary("http_response_size_bytes", &["handler"],
+        "Bytes of answers by route.", "each answer");
     HTTP_DURATION = histogram("http_request_duration_seconds", Buckets::HttpDuration,
         &["method", "handler"], "Time to answer by method and route.", "each answer");
     HTTP_DURATION_HIGHR = histogram("http_request_duration_highr_seconds",
@@ -299,10 +354,10 @@ table! {
 
     CORE_UP = gauge("pawl:core_up", &["engine"],
         "1 while the core serves, 0 while it is away, hung or has not told its model.",
-        "each change");
+        "each change").across(Across::Greatest);
     STATS_AGE = gauge("pawl:stats_age_seconds", &["engine"],
         "Time since scheduler stats last came; since the start before the first ones.",
-        "computed at each scrape");
+        "computed at each scrape").across(Across::Least);
     CORE_SESSIONS = counter("pawl:core_sessions_total", &["engine"],
         "Times a core has joined.", "each join");
     FRAMES = counter("pawl:frames_total", &["kind"],
@@ -320,7 +375,7 @@ table! {
         "Preemptions told in scheduler stats: also those of requests that end without a \
          further output.", STEP);
     REQUESTS_IN_FLIGHT = gauge("pawl:requests_in_flight", &[],
-        "Choices of requests that are open in the core.", "computed at each scrape");
+        "Choices of requests that are open in the core.", "computed at each scrape").across(Across::Sum);
     SLOW_READER_ABORTS = counter("pawl:slow_reader_aborts_total", &[],
         "Requests aborted because their client did not read on.", "each such abort");
     NEGATIVE_INTERVALS = counter("pawl:negative_intervals_total", &["engine"],
@@ -331,7 +386,7 @@ table! {
          (probes and the page itself).", "each request");
     RECORDING = gauge("pawl:recording", &[],
         "1 while anything is recorded, 0 with --disable-log-stats or after the switch.",
-        "each switch");
+        "each switch").across(Across::Greatest);
 
     PROCESS_CPU = process("process_cpu_seconds_total", Kind::ProcessCounter,
         "CPU time of this process.");
@@ -342,7 +397,7 @@ table! {
     PROCESS_RESIDENT = process("process_resident_memory_bytes", Kind::ProcessGauge,
         "Resident memory of this process.");
     PROCESS_START_TIME = process("process_start_time_seconds", Kind::ProcessGauge,
-        "When this process started, seconds since 1970.");
+        "When this process started, seconds since 1970.").across(Across::Least);
     PROCESS_THREADS = process("process_threads", Kind::ProcessGauge,
         "Threads of this process.");
     PROCESS_VIRTUAL = process("process_virtual_memory_bytes", Kind::ProcessGauge,
