@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use pawl_api_server::{FrontendConfig, HttpLimits, RequestTimingMode};
+use pawl_shared::lifeline::Lifeline;
 use pawl_shared::transport::{Address, CoreAt};
 
 use crate::cli::{ApiFlags, FrontendFlags, RequestTiming, SchedulingPolicy, SharedFlags};
@@ -52,12 +53,12 @@ pub struct ApiServerArgs {
 /// # Errors
 /// When it cannot start; the text says why.
 pub fn run(args: ApiServerArgs) -> anyhow::Result<ExitCode> {
-    let config = config(&args)?;
+    let mut config = config(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = pawl_shared::shutdown::on_signal()?;
         if args.shared.supervised {
-            pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+            config.lifeline = Some(Lifeline::on_stdin(shutdown.clone())?);
         }
         pawl_api_server::run(config, shutdown).await?;
         Ok(ExitCode::SUCCESS)
@@ -92,6 +93,7 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         model,
         socket_dir: args.socket_dir.clone(),
         advertise: args.advertise.clone(),
+        heartbeat: flags.heartbeat()?,
         api_keys: flags.api_key.clone(),
         allowed_origins: flags.allowed_origins.clone(),
         limits: HttpLimits { connections_max: flags.max_connections, ..settings.limits.clone() },

@@ -1,6 +1,7 @@
 //! `pawl engine-core`: flags to a [`pawl_engine_core::CoreConfig`], and its run.
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use nix::unistd::getppid;
 use pawl_engine_core::runner::cpu::{CpuConfig, KvCacheDtype, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
 use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
-use pawl_engine_core::{CoreConfig, RunnerChoice};
+use pawl_engine_core::{CoreConfig, RunnerChoice, Vitals};
+use pawl_shared::lifeline::{self, Health, Lifeline};
 use pawl_shared::transport::Address;
 
 use crate::cli::{CoreFlags, Count, DeviceKind, RunnerKind, SchedulingPolicy, SharedFlags};
@@ -50,7 +52,8 @@ pub fn run(mut args: EngineCoreArgs) -> anyhow::Result<ExitCode> {
         let shutdown = pawl_shared::shutdown::on_signal()?;
         let supervisor = getppid();
         if args.shared.supervised {
-            pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+            let lifeline = Lifeline::on_stdin(shutdown.clone())?;
+            tokio::spawn(tell_health(lifeline, config.vitals.clone()));
         }
         pawl_engine_core::run(config, shutdown).await?;
         if args.shared.supervised && getppid() != supervisor {
@@ -58,6 +61,19 @@ pub fn run(mut args: EngineCoreArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Tells the supervisor how the core does, for as long as the process lives.
+async fn tell_health(lifeline: Lifeline, vitals: Vitals) {
+    let mut ready = vitals.ready.subscribe();
+    loop {
+        lifeline.health(Health {
+            ready: *ready.borrow_and_update(),
+            progress: vitals.progress.load(Ordering::Relaxed),
+        });
+        // That it has become ready is told at once.
+        let _ = tokio::time::timeout(lifeline::REPORT_EVERY, ready.changed()).await;
+    }
 }
 
 /// A supervisor that was killed could not remove the folder of sockets that it made for this core.

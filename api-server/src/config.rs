@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pawl_shared::lifeline::Lifeline;
 use pawl_shared::transport::{Address, CoreAt, HeartbeatConfig};
 
 /// `--request-timing`
@@ -90,6 +91,9 @@ pub struct FrontendConfig {
 
     /// Bounds on connections and bodies.
     pub limits: HttpLimits,
+    /// The line to the supervisor that started this process, if one did. It keeps the sum over all
+    /// its api-servers, which is what `/metrics` on the port they share shows.
+    pub lifeline: Option<Lifeline>,
 }
 
 impl Default for FrontendConfig {
@@ -125,6 +129,7 @@ impl Default for FrontendConfig {
             custom_histogram_buckets: BTreeMap::new(),
             shutdown_timeout: Duration::from_secs(15),
             limits: HttpLimits::default(),
+            lifeline: None,
         }
     }
 }

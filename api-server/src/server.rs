@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pawl_shared::clock::{Clock, SystemClock};
+use pawl_shared::lifeline::{self, Health, Lifeline};
 use pawl_shared::model_card::{GgufFile, ModelCard};
 use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{FrontendEndpointConfig, SocketDir};
@@ -16,7 +17,7 @@ use pawl_shared::transport::{FrontendEndpointConfig, SocketDir};
 use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
 use crate::config::{FrontendConfig, RequestTimingMode};
-use crate::engine_client::{ClientConfig, EngineClient};
+use crate::engine_client::{ClientConfig, EngineClient, EngineStatus};
 use crate::http;
 use crate::http::listener::{self, Stop};
 use crate::metrics::{Metrics, MetricsConfig};
@@ -28,6 +29,10 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 pub(crate) const LEAVE_GRACE: Duration = Duration::from_secs(1);
 /// How long connections may take to send their last bytes.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// How long the core may take to let in a frontend that shares its port, before it listens there.
+const JOIN_FIRST: Duration = Duration::from_secs(3);
+/// How long the last report to the supervisor may take.
+const REPORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Where a server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +48,28 @@ pub struct Bound {
 /// # Errors
 /// When a port, a socket or a file cannot be had, or a template not be parsed.
 pub async fn run(config: FrontendConfig, shutdown: Shutdown) -> anyhow::Result<()> {
+    let lifeline = config.lifeline.clone();
+    let together = config.reuse_port;
     let (app, client) = connect(config).await?;
+    if together {
+        joined(&client).await;
+    }
     let served = serve(app, shutdown, |_| pawl_shared::ready::tell()).await;
     client.shutdown(LEAVE_GRACE).await;
+    if let Some(lifeline) = &lifeline {
+        lifeline.report();
+        lifeline.flush(REPORT_GRACE);
+    }
     served
+}
+
+/// Waits a moment for the core. One that shares its port with others would be given its part of the
+/// new clients as soon as it listens, and refuse them while the others serve.
+async fn joined(client: &EngineClient) {
+    let mut status = client.watch();
+    let up = status.wait_for(|status| *status == EngineStatus::Up);
+    // The core may be loading its model, or be gone: then clients are told so.
+    let _ = tokio::time::timeout(JOIN_FIRST, up).await;
 }
 
 /// Begins to look for the core; what comes of it is an app that can be served.
@@ -140,6 +163,14 @@ pub async fn serve(
         None => tracing::info!("listening on http://{}", addresses.http),
     }
     bound(addresses);
+    let reports = async {
+        if let Some(lifeline) = config.lifeline.clone() {
+            let metrics = Arc::clone(&app.metrics);
+            lifeline.report_with(move || metrics.snapshot().encode().into());
+            tell_health(&lifeline).await;
+        }
+        std::future::pending().await
+    };
 
     let stop = Stop::default();
     let metrics = Some(Arc::clone(&app.metrics));
@@ -165,8 +196,18 @@ pub async fn serve(
         // Both listeners end by themselves once every connection is closed, mostly before `life`.
         _ = async { tokio::join!(serve_main, serve_admin) } => {}
         () = async { life.await; std::future::pending().await } => {}
+        () = reports => {}
     }
     Ok(())
+}
+
+/// Tells the supervisor that this process serves, and what its metrics stand at.
+async fn tell_health(lifeline: &Lifeline) {
+    for progress in 0.. {
+        lifeline.health(Health { ready: true, progress });
+        lifeline.report();
+        tokio::time::sleep(lifeline::REPORT_EVERY).await;
+    }
 }
 
 /// Refuses new work and waits for what is under way, at most as long as configured or until the

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::transport::{Address, HeartbeatConfig};
+use tokio::sync::watch;
 
 use crate::runner::cpu::{CpuConfig, LoadProgress};
 use crate::runner::mock::MockConfig;
 use crate::scheduler::SchedulerConfig;
+use crate::step::Progress;
 
 /// Everything [`crate::run`] needs. Flags are turned into it by the command.
 #[derive(Clone)]
@@ -43,8 +45,20 @@ pub struct CoreConfig {
     pub heartbeat: HeartbeatConfig,
     /// Is told how far loading has come, after each weight.
     pub on_load: Arc<dyn Fn(LoadProgress) + Send + Sync>,
+    /// How the core does, for whoever started it.
+    pub vitals: Vitals,
     /// The time.
     pub clock: Arc<dyn Clock>,
+}
+
+/// How a core does, to be looked at from any thread. Clones are of the same core.
+#[derive(Clone, Debug, Default)]
+pub struct Vitals {
+    /// Grows with each thing the core finishes, and about once a second while it has nothing to
+    /// do. Only a core that hangs lets it stand still.
+    pub progress: Progress,
+    /// True once the model is loaded and requests are served.
+    pub ready: watch::Sender<bool>,
 }
 
 impl Default for CoreConfig {
@@ -64,6 +78,7 @@ impl Default for CoreConfig {
             seed: 0,
             shutdown_timeout: Duration::ZERO,
             heartbeat: HeartbeatConfig::default(),
+            vitals: Vitals::default(),
             on_load: Arc::new(|_| ()),
             clock: Arc::new(SystemClock),
         }

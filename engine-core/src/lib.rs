@@ -15,5 +15,5 @@ pub mod runner;
 pub mod scheduler;
 pub mod step;
 
-pub use config::{CoreConfig, RunnerChoice};
+pub use config::{CoreConfig, RunnerChoice, Vitals};
 pub use core::run;

@@ -123,7 +123,6 @@ pub fn on_signal() -> std::io::Result<Shutdown> {
     Ok(shutdown)
 }
 
-<<<<<<< HEAD
 /// The supervisor is gone, whatever it died of: hurries `shutdown`, and ends the process if it is
 /// still there a while later. To be called on a thread of its own.
 pub(crate) fn end_with_supervisor(shutdown: &Shutdown) {

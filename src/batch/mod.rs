@@ -20,14 +20,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pawl_api_server::embedded::{Answer, Embedded};
 use pawl_api_server::engine_client::EngineStatus;
 use pawl_shared::shutdown::Shutdown;
-use pawl_shared::transport::{CoreAt, SocketDir};
+use pawl_shared::transport::{CoreAt, HeartbeatConfig, SocketDir};
 use serde_json::json;
 use tokio::io::{AsyncBufRead, BufReader};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::cli::{ApiFlags, CoreFlags, LogFlags, RunnerKind, SharedFlags};
 use crate::progress::tell;
-use crate::serve::child::{self, Child};
+use crate::serve::Supervisor;
 use input::{Ask, BadLine, Line, Lines};
 use output::{Done, Existing, Output, answer_id};
 use summary::{Counts, summary};
@@ -131,7 +131,7 @@ async fn answer_file(
         crate::api_server::api_settings(&args.api, &args.shared, args.core.scheduling_policy)?;
     config.core = CoreAt::Join(address);
     config.socket_dir = Some(dir.path().to_owned());
-    let mut core = vec![Child::start(spec).await?];
+    let mut core = Supervisor::start(vec![spec], HeartbeatConfig::default())?;
     let outcome = match Embedded::start(config).await {
         Ok(api) => {
             let run = Run { args, api: Arc::new(api), shutdown: shutdown.clone() };
@@ -139,7 +139,7 @@ async fn answer_file(
         }
         Err(error) => Err(error),
     };
-    child::stop(core, STOP_GRACE, &shutdown).await;
+    core.stop(0..1, STOP_GRACE, &shutdown).await;
     outcome
 }
 
@@ -177,7 +177,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    async fn finish(self, core: &mut [Child], mut output: Output) -> anyhow::Result<ExitCode> {
+    async fn finish(self, core: &mut Supervisor, mut output: Output) -> anyhow::Result<ExitCode> {
         let done = output.take_done();
         let mut tally = Tally::start(self.args, &done)?;
         let mut status = self.api.watch();
@@ -190,7 +190,7 @@ impl Run<'_> {
                 self.answer_lines(core, &mut output, done, &mut tally).await
             }
             () = self.shutdown.requested() => Ok(End::Stopped),
-            (_, status) = child::first_exit(core) => Ok(End::CoreDied(status)),
+            (_, status) = core.next_exit() => Ok(End::CoreDied(status)),
         };
         let elapsed = tally.since.elapsed();
         tally.bar.finish_and_clear();
@@ -207,7 +207,7 @@ impl Run<'_> {
 
     async fn answer_lines(
         &self,
-        core: &mut [Child],
+        core: &mut Supervisor,
         output: &mut Output,
         done: Done,
         tally: &mut Tally,
@@ -215,7 +215,7 @@ impl Run<'_> {
         let mut answers = self.answers(done).await?;
         let stopped = self.shutdown.requested();
         tokio::pin!(stopped);
-        let died = child::first_exit(core);
+        let died = core.next_exit();
         tokio::pin!(died);
         loop {
             let answer = tokio::select! {

@@ -1,8 +1,10 @@
 //! Flags of an api-server, also taken by `serve`, which passes them on.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use pawl_shared::transport::HeartbeatConfig;
 use serde::Serialize;
 
 use super::ApiFlags;
@@ -48,9 +50,46 @@ pub struct FrontendFlags {
         help_heading = "Server"
     )]
     pub max_connections: usize,
+    /// Seconds without a sign of progress from the core after which new requests are refused
+    #[arg(long, value_name = "SECONDS", default_value = "10", env = "PAWL_ENGINE_HANG_TIMEOUT",
+          value_parser = timeout, help_heading = "Server")]
+    pub engine_hang_timeout: f64,
+    /// Seconds without a sign of progress from the core after which it counts as dead: open streams
+    /// end with an error, and serve kills it and starts another
+    #[arg(long, value_name = "SECONDS", default_value = "60", env = "PAWL_ENGINE_DEAD_TIMEOUT",
+          value_parser = timeout, help_heading = "Server")]
+    pub engine_dead_timeout: f64,
     #[command(flatten)]
     #[serde(flatten)]
     pub api: ApiFlags,
+}
+
+impl FrontendFlags {
+    /// When a silent core counts as hung, and when as dead.
+    ///
+    /// # Errors
+    /// When it would be dead before it hangs.
+    pub fn heartbeat(&self) -> anyhow::Result<HeartbeatConfig> {
+        let (hang, dead) = (self.engine_hang_timeout, self.engine_dead_timeout);
+        anyhow::ensure!(
+            hang <= dead,
+            "--engine-hang-timeout {hang} is more than --engine-dead-timeout {dead}: raise the \
+             latter"
+        );
+        Ok(HeartbeatConfig {
+            silence: Duration::from_secs_f64(hang),
+            dead: Duration::from_secs_f64(dead),
+            ..HeartbeatConfig::default()
+        })
+    }
+}
+
+/// A core that does nothing says so each second, so less than two could be a slow moment.
+fn timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (2.0..=86_400.0).contains(&value) => Ok(value),
+        _ => Err("write seconds between 2 and 86400".into()),
+    }
 }
 
 fn port(text: &str) -> Result<u16, String> {

@@ -1,22 +1,19 @@
-//! A child process of the supervisor.
+//! A child process: what it is started with, and its line.
 
 use std::ffi::OsString;
-use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use pawl_shared::lifeline::{Heard, Line, ToChild};
 use pawl_shared::ready;
-use pawl_shared::shutdown::Shutdown;
-use tokio::process::{ChildStdin, Command};
+use tokio::process::Command;
+use tokio::sync::mpsc;
 
+use super::fleet::Life;
 use crate::cli::LogFlags;
-
-/// How long children may take to abort what is under way when the shutdown is hurried.
-const HURRIED_GRACE: Duration = Duration::from_secs(2);
 
 /// What is started, and started again.
 #[derive(Clone, Debug)]
@@ -25,8 +22,6 @@ pub struct ChildSpec {
     pub args: Vec<OsString>,
     /// Variables taken out of its environment: the file says what they said.
     without: Vec<String>,
-    /// The socket at which it says that it is ready.
-    ready: PathBuf,
 }
 
 impl ChildSpec {
@@ -39,125 +34,87 @@ impl ChildSpec {
             crate::cli::LogFormatFlag::Json => "json",
         };
         args.extend(["--log-format".into(), format.into(), "--supervised".into()]);
-        let without = crate::cli::remove_flag_variables(subcommand);
-        Self { name: name.into(), args, without, ready: file.with_extension("ready") }
-    }
-
-    /// The process, and its standard input, whose end tells it that we are gone.
-    fn spawn(&self) -> anyhow::Result<(tokio::process::Child, Option<ChildStdin>)> {
-        let program = std::env::current_exe().context("while looking for this program's file")?;
-        let mut command = Command::new(program);
-        command.args(&self.args).stdin(Stdio::piped()).env(ready::SOCKET_VARIABLE, &self.ready);
-        // A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which passes it
-        // on in the right order.
-        command.process_group(0);
-        for name in &self.without {
-            command.env_remove(name);
-        }
-        let mut process =
-            command.spawn().with_context(|| format!("while starting {}", self.name))?;
-        tracing::debug!("started {} as process {:?}", self.name, process.id());
-        let alive = process.stdin.take();
-        Ok((process, alive))
+        Self { name: name.into(), args, without: crate::cli::remove_flag_variables(subcommand) }
     }
 }
 
+/// A started process.
 pub struct Child {
     spec: ChildSpec,
     process: tokio::process::Child,
-    /// Held here, since waiting for the process would close it there.
-    _alive: Option<ChildStdin>,
-    ready: UnixDatagram,
-    was_ready: bool,
+    line: Line,
+    ended: bool,
 }
 
 impl Child {
-    /// Starts it for the first time.
-    pub async fn start(spec: ChildSpec) -> anyhow::Result<Self> {
-        let bound = UnixDatagram::bind(&spec.ready);
-        let ready = bound.and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
-        let ready = ready.with_context(|| format!("while making {}", spec.ready.display()))?;
-        let (process, _alive) = spec.spawn()?;
-        Ok(Self { spec, process, _alive, ready, was_ready: false })
+    /// Starts the process of `spec`; what it says goes to `heard` as from `life`.
+    pub fn start(
+        spec: ChildSpec,
+        life: Life,
+        heard: mpsc::Sender<(Life, Heard)>,
+    ) -> anyhow::Result<Self> {
+        let starting = || format!("while starting {}", spec.name);
+        let program = std::env::current_exe().context("while looking for this program's file")?;
+        let (line, stdin) = Line::open(life, heard).with_context(starting)?;
+        let mut command = Command::new(program);
+        command.args(&spec.args).stdin(Stdio::from(stdin));
+        // Whoever started us waits for our word, not for theirs.
+        command.env_remove(ready::SOCKET_VARIABLE);
+        // A group of its own: Ctrl-C in a terminal reaches the supervisor alone, which passes it
+        // on in the right order.
+        command.process_group(0);
+        for name in &spec.without {
+            command.env_remove(name);
+        }
+        let process = command.spawn().with_context(starting)?;
+        tracing::debug!("started {} as process {:?}", spec.name, process.id());
+        Ok(Self { spec, process, line, ended: false })
     }
 
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    pub async fn restart(&mut self) -> anyhow::Result<()> {
-        (self.process, self._alive) = self.spec.spawn()?;
-        Ok(())
+    pub fn spec(&self) -> &ChildSpec {
+        &self.spec
     }
 
-    /// Whether it has said that it is ready, in this life or an earlier one.
-    fn was_ready(&mut self) -> bool {
-        let mut message = [0; 64];
-        while let Ok(length) = self.ready.recv(&mut message) {
-            self.was_ready |= message[..length].starts_with(ready::READY);
-        }
-        self.was_ready
+    pub fn ended(&self) -> bool {
+        self.ended
     }
 
-    /// Whether an end with `status` is a start that failed: it gave up by itself before it was ever
-    /// ready. Its settings, its model or this machine are the cause, and it would give up again.
-    pub fn failed_to_start(&mut self, status: ExitStatus) -> bool {
-        let gave_up = status.code().is_some_and(|code| code != 0);
-        gave_up && !self.was_ready()
+    pub fn send(&self, message: &ToChild) {
+        self.line.send(message);
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         let Some(id) = self.process.id().and_then(|id| i32::try_from(id).ok()) else { return };
         // It may have ended in this very moment, which is what was wanted.
         let _ = kill(Pid::from_raw(id), signal);
     }
 }
 
-/// Waits until one of `fleet` ends; which, and how.
-pub async fn first_exit(fleet: &mut [Child]) -> (usize, ExitStatus) {
-    let waits = fleet.iter_mut().enumerate().map(|(index, child)| {
-        Box::pin(async move {
-            loop {
-                match child.process.wait().await {
-                    Ok(status) => return (index, status),
-                    // Only an interrupted wait comes here.
-                    Err(error) => tracing::debug!("waiting for {}: {error}", child.spec.name),
+/// Waits until one of `children` ends; which, and how. Each end is told once.
+pub async fn first_exit(children: &mut [Child]) -> (usize, ExitStatus) {
+    let living = children.iter_mut().enumerate().filter(|(_, child)| !child.ended);
+    let waits: Vec<_> = living
+        .map(|(index, child)| {
+            Box::pin(async move {
+                loop {
+                    match child.process.wait().await {
+                        Ok(status) => {
+                            child.ended = true;
+                            return (index, status);
+                        }
+                        // Only an interrupted wait comes here.
+                        Err(error) => tracing::debug!("waiting for {}: {error}", child.spec.name),
+                    }
                 }
-            }
+            })
         })
-    });
-    futures::future::select_all(waits).await.0
-}
-
-/// Asks all of `fleet` to stop and waits for it at most `patience`, and not for long once
-/// `shutdown` is hurried; then kills the rest.
-pub async fn stop(mut fleet: Vec<Child>, patience: Duration, shutdown: &Shutdown) {
-    signal_all(&fleet, Signal::SIGTERM);
-    let mut patience = patience;
-    tokio::select! {
-        () = all_ended(&mut fleet) => return,
-        () = tokio::time::sleep(patience) => {}
-        () = shutdown.hurried() => {
-            patience = HURRIED_GRACE;
-            signal_all(&fleet, Signal::SIGQUIT);
-            if tokio::time::timeout(patience, all_ended(&mut fleet)).await.is_ok() {
-                return;
-            }
-        }
+        .collect();
+    match waits.is_empty() {
+        true => std::future::pending().await,
+        false => futures::future::select_all(waits).await.0,
     }
-    for child in &mut fleet {
-        if matches!(child.process.try_wait(), Ok(None)) {
-            tracing::warn!("{} did not stop within {patience:?}: killing it", child.spec.name);
-            // Fails only if it has just ended.
-            let _ = child.process.kill().await;
-        }
-    }
-}
-
-fn signal_all(fleet: &[Child], signal: Signal) {
-    fleet.iter().for_each(|child| child.signal(signal));
-}
-
-async fn all_ended(fleet: &mut [Child]) {
-    futures::future::join_all(fleet.iter_mut().map(|child| child.process.wait())).await;
 }

@@ -3,11 +3,13 @@
 //! behind.
 //!
 //! It serves no request and sees no frame. Children get their settings in a file each (the flags
-//! as resolved here) and hold the reading end of a pipe: when the supervisor dies, whatever the
-//! cause, the pipe ends and they stop.
+//! as resolved here) and hold an end of a line: when the supervisor dies, whatever the cause, it
+//! ends and they stop. On it they say that they live; one that hangs is killed and started again.
 
-pub mod child;
+mod child;
+mod fleet;
 mod restart;
+mod supervisor;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -16,12 +18,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use pawl_shared::lifeline::Lifeline;
 use pawl_shared::shutdown::Shutdown;
 use pawl_shared::transport::{Address, SocketDir};
 
 use crate::cli::{CoreFlags, FrontendFlags, LogFlags, RunnerKind, SchedulingPolicy, SharedFlags};
-use child::{Child, ChildSpec};
+use child::ChildSpec;
 use restart::RestartPolicy;
+pub use supervisor::Supervisor;
 
 /// How long the core may take to end once every frontend is gone, and a frontend beyond its drain
 /// time, before it is killed.
@@ -70,7 +74,7 @@ async fn supervise(
 ) -> anyhow::Result<ExitCode> {
     let shutdown = pawl_shared::shutdown::on_signal()?;
     if args.shared.supervised {
-        pawl_shared::shutdown::on_supervisor_end(shutdown.clone())?;
+        Lifeline::on_stdin(shutdown.clone())?;
     }
     let dir = match &args.socket_dir {
         Some(base) => SocketDir::create(base),
@@ -79,25 +83,22 @@ async fn supervise(
     let reserved = reserve_port(&args.frontend.host, args.frontend.port, args.api_server_count)?;
     let specs = child_specs(args, model, log, &dir, reserved.address.port())?;
 
-    let mut fleet = Vec::new();
-    for spec in specs {
-        fleet.push(Child::start(spec).await?);
-    }
-    let code = keep_running(&mut fleet, &shutdown).await?;
+    let mut children = Supervisor::start(specs, args.frontend.heartbeat()?)?;
+    let code = keep_running(&mut children, &shutdown).await?;
     // Frontends first, so that they can finish what they admitted; then the core.
-    let frontends = fleet.split_off(1);
-    child::stop(frontends, args.shared.shutdown_timeout() + STOP_GRACE, &shutdown).await;
-    child::stop(fleet, STOP_GRACE, &shutdown).await;
+    let drain = args.shared.shutdown_timeout() + STOP_GRACE;
+    children.stop(1..children.count(), drain, &shutdown).await;
+    children.stop(0..1, STOP_GRACE, &shutdown).await;
     Ok(code)
 }
 
 /// Starts again what dies, until there is a reason to stop everything.
-async fn keep_running(fleet: &mut [Child], shutdown: &Shutdown) -> anyhow::Result<ExitCode> {
-    let mut policy = RestartPolicy::default();
+async fn keep_running(children: &mut Supervisor, shutdown: &Shutdown) -> anyhow::Result<ExitCode> {
+    let mut policies = vec![RestartPolicy::default(); children.count()];
     loop {
         let (index, status) = tokio::select! {
             () = shutdown.requested() => return Ok(ExitCode::SUCCESS),
-            died = child::first_exit(fleet) => died,
+            died = children.next_exit() => died,
         };
         // A child that ends well was asked to. Whoever stops a group of processes asks all of them,
         // and we may be the last to hear of it.
@@ -106,19 +107,18 @@ async fn keep_running(fleet: &mut [Child], shutdown: &Shutdown) -> anyhow::Resul
         {
             return Ok(ExitCode::SUCCESS);
         }
-        let child = &mut fleet[index];
-        let name = child.name().to_owned();
-        if child.failed_to_start(status) {
+        let name = children.name(index);
+        if children.failed_to_start(index, status) {
             // It has said why.
             tracing::warn!("{name} could not start ({status}): stopping");
             return Ok(ExitCode::FAILURE);
         }
-        if let Err(too_often) = policy.record_death(std::time::Instant::now()) {
+        if let Err(too_often) = policies[index].record_death(std::time::Instant::now()) {
             tracing::error!("{name} ended ({status}); {too_often}");
             return Ok(ExitCode::FAILURE);
         }
         tracing::warn!("{name} ended ({status}): starting it again");
-        child.restart().await?;
+        children.restart(index)?;
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Deaths forgiven within [`WINDOW`], of all children together.
+/// Deaths of one child forgiven within [`WINDOW`].
 const FORGIVEN: usize = 3;
 const WINDOW: Duration = Duration::from_secs(300);
 
 /// Remembers recent deaths; at most [`FORGIVEN`] + 1 of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RestartPolicy {
     deaths: VecDeque<Instant>,
 }

@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Frontend, Process, Run, Scrape, alive, command_line, wait_for};
 
 /// `pawl serve` with its api-servers, all ready.
-struct Served {
-    process: Process,
-    http: Client,
-    admins: Vec<Client>,
+pub struct Served {
+    pub process: Process,
+    pub http: Client,
+    pub admins: Vec<Client>,
     /// Of the core and the api-servers.
     children: Vec<i32>,
 }
 
 impl Served {
-    fn start(run: &Run, api_servers: usize, extra: &[&str]) -> Self {
+    pub fn start(run: &Run, api_servers: usize, extra: &[&str]) -> Self {
         let count = api_servers.to_string();
         let args = ["--runner", "mock", "--api-server-count", &count];
         Self::once_ready(run, api_servers, run.serve(&[&args[..], extra].concat()))
@@ -48,7 +48,7 @@ impl Served {
     }
 
     /// Its child whose command line has `part`.
-    fn child(&self, part: &str) -> i32 {
+    pub fn child(&self, part: &str) -> i32 {
         let children = self.process.descendants();
         let found = children.iter().find(|pid| command_line(**pid).contains(part));
         *found.unwrap_or_else(|| panic!("no child {part}: {children:?}"))

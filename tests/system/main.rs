@@ -7,6 +7,7 @@ mod admission;
 mod batch;
 mod counting;
 mod doctor;
+mod fleet;
 mod frames;
 mod harness;
 mod identity;

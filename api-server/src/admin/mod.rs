@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::http::{
-    JsonBytes, health, load, method_not_allowed, metrics_page, ready, route_not_found, version,
+    JsonBytes, health, load, method_not_allowed, own_metrics, ready, route_not_found, version,
 };
 use crate::openai::body;
 use crate::openai::error::ApiError;
@@ -24,7 +24,7 @@ use crate::serving::App;
 /// The routes of the admin port.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/metrics", get(metrics_page))
+        .route("/metrics", get(own_metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/load", get(load))

@@ -38,7 +38,7 @@ pub use body::JsonBytes;
 pub use error::{method_not_allowed, route_not_found};
 pub use ids::REQUEST_ID;
 pub use observe::bad_head;
-pub use probes::{health, load, metrics_page, ready, version};
+pub use probes::{health, load, own_metrics, ready, version};
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ pub fn router(app: Arc<App>) -> Router {
         (probe("/ping"), false, get(probes::health).post(probes::health)),
         (probe("/version"), false, get(probes::version)),
         (probe("/load"), false, get(probes::load)),
-        (probe("/metrics"), false, get(probes::metrics_page)),
+        (probe("/metrics"), false, get(probes::metrics)),
     ];
     let mut router = Router::new();
     for (route, keyed, methods) in routes {

@@ -1,6 +1,8 @@
 //! What orchestrators, load balancers and Prometheus ask.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::{App, shutting_down};
-use crate::metrics::Format;
+use crate::metrics::{Format, Snapshot};
 use crate::openai::error::{ApiError, ErrorCode};
 
 /// `GET /health`, `/ping`: 200 while the engine serves, also while the server drains.
@@ -35,18 +37,50 @@ pub async fn load(State(app): State<Arc<App>>) -> impl IntoResponse {
     Json(json!({ "server_load": app.load() }))
 }
 
-/// `GET /metrics`
-pub async fn metrics_page(
+/// How long the supervisor may take to gather the sum over all api-servers.
+const SUM_PATIENCE: Duration = Duration::from_secs(2);
+
+/// `GET /metrics` of this process alone.
+pub async fn own_metrics(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
+    let metrics = Arc::clone(&app.metrics);
+    page(&headers, move || Ok::<_, Infallible>(metrics.snapshot())).await
+}
+
+/// `GET /metrics` on the port that clients use: the sum over all api-servers that share it.
+pub async fn metrics(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let Some(lifeline) = &app.config.lifeline else {
+        return own_metrics(State(app), headers).await;
+    };
+    // This one's own numbers in place of the sum would look like a restart of everything.
+    let Some(sum) = lifeline.sum(SUM_PATIENCE).await else {
+        return Err(ApiError::new(
+            ErrorCode::Internal,
+            "the supervisor did not answer with the sum over all api-servers; each one's own \
+             metrics are on its admin port",
+        ));
+    };
+    page(&headers, move || Snapshot::decode(&sum)).await
+}
+
+async fn page<E: std::fmt::Display + Send + 'static>(
+    headers: &HeaderMap,
+    snapshot: impl FnOnce() -> Result<Snapshot, E> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let unwritten = |error: String| {
+        ApiError::new(ErrorCode::Internal, format!("the page could not be written: {error}"))
+    };
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = format_for(accept.unwrap_or_default());
-    let metrics = Arc::clone(&app.metrics);
-    let page = tokio::task::spawn_blocking(move || metrics.render(format)).await;
-    let (kind, body) = page.map_err(|error| {
-        ApiError::new(ErrorCode::Internal, format!("the page could not be written: {error}"))
-    })?;
+    let written = move || snapshot().map(|snapshot| snapshot.render(format));
+    let page = tokio::task::spawn_blocking(written).await;
+    let page = page.map_err(|error| unwritten(error.to_string()))?;
+    let (kind, body) = page.map_err(|error| unwritten(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
 }
 

@@ -169,3 +169,120 @@ fn add_buckets(a: &[(Exact, u64)], b: &[(Exact, u64)]) -> Vec<(Exact, u64)> {
     bounds.dedup();
     bounds.into_iter().map(|bound| (bound, at(a, bound) + at(b, bound))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn one(name: &str, reading: Reading) -> (String, Family) {
+        (name.into(), Family([(Vec::new(), reading)].into()))
+    }
+
+    /// A frontend that counted `counted` twice over, and heard of the core `age` seconds ago.
+    fn snapshot(counted: f64, running: f64, age: f64) -> Snapshot {
+        let number = |number| Reading::Number(Exact(number));
+        let histogram = Reading::Histogram {
+            count: counted as u64,
+            sum: Exact(counted),
+            buckets: vec![(Exact(1.0), counted as u64 / 2), (Exact(5.0), counted as u64)],
+        };
+        Snapshot(BTreeMap::from([
+            one("vllm:generation_tokens_total", number(counted)),
+            one("vllm:time_to_first_token_seconds", histogram),
+            one("vllm:num_requests_running", number(running)),
+            one("pawl:stats_age_seconds", number(age)),
+            one("pawl:requests_in_flight", number(running)),
+            one("process_start_time_seconds", number(age)),
+        ]))
+    }
+
+    fn number(snapshot: &Snapshot, name: &str) -> f64 {
+        snapshot.0[name].0[&Vec::new()].number().unwrap()
+    }
+
+    fn histogram(snapshot: &Snapshot) -> (u64, f64, Vec<u64>) {
+        match &snapshot.0["vllm:time_to_first_token_seconds"].0[&Vec::new()] {
+            Reading::Histogram { count, sum, buckets } => {
+                (*count, sum.0, buckets.iter().map(|(_, count)| *count).collect())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn counters_add_up_and_gauges_are_shown_once() {
+        let mut fleet = FleetSum::new(2);
+        fleet.report(0, 1, snapshot(3.0, 7.0, 0.5));
+        fleet.report(1, 1, snapshot(4.0, 8.0, 0.25));
+        let sum = fleet.sum();
+        assert_eq!(number(&sum, "vllm:generation_tokens_total"), 7.0);
+        assert_eq!(histogram(&sum), (7, 7.0, vec![3, 7]));
+        assert_eq!(number(&sum, "vllm:num_requests_running"), 8.0, "not the freshest");
+        assert_eq!(number(&sum, "pawl:requests_in_flight"), 15.0);
+        assert_eq!(number(&sum, "process_start_time_seconds"), 0.25);
+
+        fleet.retire(1, 1);
+        let sum = fleet.sum();
+        assert_eq!(number(&sum, "vllm:generation_tokens_total"), 7.0);
+        assert_eq!(number(&sum, "vllm:num_requests_running"), 7.0, "of one that is gone");
+        assert_eq!(number(&sum, "pawl:requests_in_flight"), 7.0);
+    }
+
+    #[test]
+    fn histograms_of_different_bounds_add_up() {
+        let buckets = |bounds: &[(f64, u64)]| -> Vec<(Exact, u64)> {
+            bounds.iter().map(|(bound, count)| (Exact(*bound), *count)).collect()
+        };
+        assert_eq!(
+            add_buckets(&buckets(&[(1.0, 1), (5.0, 4)]), &buckets(&[(2.0, 10), (5.0, 20)])),
+            buckets(&[(1.0, 1), (2.0, 11), (5.0, 24)]),
+        );
+    }
+
+    #[test]
+    fn a_snapshot_survives_its_encoding_to_the_last_bit() {
+        let sent = snapshot(0.1 + 0.2, f64::NAN, f64::INFINITY);
+        let came = Snapshot::decode(&sent.encode()).unwrap();
+        assert_eq!(number(&came, "vllm:generation_tokens_total"), 0.1 + 0.2);
+        assert!(number(&came, "vllm:num_requests_running").is_nan());
+        assert_eq!(number(&came, "pawl:stats_age_seconds"), f64::INFINITY);
+        assert!(Snapshot::decode(b"{\"a\": 1}").is_err());
+    }
+
+    proptest! {
+        /// Whatever frontends count, report and die of, no number on the page falls.
+        #[test]
+        fn nothing_ever_falls(events in prop::collection::vec((0..3usize, 0..4u8, 0.0..1.0f64), 99))
+        {
+            let mut fleet = FleetSum::new(3);
+            let mut lives = [(1, 0.0); 3];
+            let mut last = (0.0, (0, 0.0, vec![0, 0]));
+            for (slot, event, by) in events {
+                let (life, counted) = &mut lives[slot];
+                match event {
+                    0 => {
+                        fleet.retire(slot, *life);
+                        (*life, *counted) = (*life + 1, 0.0);
+                    }
+                    // The next process may report before the last word of the former one is in.
+                    1 => fleet.report(slot, *life + 1, snapshot(0.0, 0.0, by)),
+                    _ => {
+                        *counted += by;
+                        fleet.report(slot, *life, snapshot(*counted, 0.0, by));
+                    }
+                }
+                let sum = fleet.sum();
+                if !sum.0.contains_key("vllm:generation_tokens_total") {
+                    continue;
+                }
+                let now = (number(&sum, "vllm:generation_tokens_total"), histogram(&sum));
+                prop_assert!(now.0 >= last.0, "{now:?} after {last:?}");
+                prop_assert!(now.1.0 >= last.1.0 && now.1.1 >= last.1.1);
+                prop_assert!(now.1.2.iter().zip(&last.1.2).all(|(now, last)| now >= last));
+                last = now;
+            }
+        }
+    }
+}

@@ -52,7 +52,7 @@ const WIRE_VERSION: &str = concat!("0.33.0+pawl.", env!("CARGO_PKG_VERSION"));
 /// step that failed, or a thread that panicked. Every client has been told before.
 pub async fn run(config: CoreConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     let depth_max = config.depth.unwrap_or(2).max(1) as usize;
-    let progress = Progress::default();
+    let progress = Arc::clone(&config.vitals.progress);
     let inbox_space = Arc::new(Notify::new());
     let (inbox_in, inbox) = crossbeam_channel::bounded(INBOX_MAX);
     let (out, out_from_engine) = mpsc::channel(OUT_MAX);
@@ -184,6 +184,7 @@ fn engine_thread(
         depth,
         "the engine is ready"
     );
+    config.vitals.ready.send_replace(true);
     // An error means that the io thread is gone, which the loop finds out at once.
     let _ = ready.send(response);
     pawl_shared::ready::tell();

@@ -1,7 +1,7 @@
 //! A child's end of its line.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{Read, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,6 +21,12 @@ const WRITES_MAX: usize = 64;
 /// Sums that are waited for at once; one more is refused.
 const SUMS_MAX: usize = 64;
 
+enum Write {
+    Message(Bytes),
+    /// Everything before it is written.
+    Flushed(SyncSender<()>),
+}
+
 const UNPOISONED: &str = "no panic happens under this lock";
 
 /// A child's end. Clones are the same end.
@@ -28,7 +34,7 @@ const UNPOISONED: &str = "no panic happens under this lock";
 pub struct Lifeline(Arc<Shared>);
 
 struct Shared {
-    writes: SyncSender<Bytes>,
+    writes: SyncSender<Write>,
     reporter: OnceLock<Box<dyn Fn() -> Bytes + Send + Sync>>,
     sums: Mutex<Sums>,
 }
@@ -95,6 +101,15 @@ impl Lifeline {
         self.0.report(0);
     }
 
+    /// Waits until all that was said is written, at most for `patience`. For a process that ends.
+    pub fn flush(&self, patience: Duration) {
+        let (flushed, wait) = sync_channel(1);
+        if self.0.writes.try_send(Write::Flushed(flushed)).is_ok() {
+            // Late or not, the process ends.
+            let _ = wait.recv_timeout(patience);
+        }
+    }
+
     /// The sum over all api-servers, each asked after this call; `None` when the supervisor does
     /// not answer within `patience`, or too many wait already.
     pub async fn sum(&self, patience: Duration) -> Option<Bytes> {
@@ -132,7 +147,7 @@ impl Drop for Waiting<'_> {
 impl Shared {
     fn write(&self, message: &FromChild) {
         // See WRITES_MAX.
-        let _ = self.writes.try_send(message.encode());
+        let _ = self.writes.try_send(Write::Message(message.encode()));
     }
 
     fn report(&self, seq: u64) {
@@ -177,11 +192,14 @@ impl Shared {
     }
 }
 
-fn write_all(mut line: UnixStream, written: &Receiver<Bytes>) {
-    while let Ok(message) = written.recv() {
-        // The reader notices the line's end, too, and acts on it.
-        if line.write_all(&message).is_err() {
-            return;
+fn write_all(mut line: UnixStream, written: &Receiver<Write>) {
+    while let Ok(next) = written.recv() {
+        match next {
+            // The reader notices the line's end, too, and acts on it.
+            Write::Message(message) if line.write_all(&message).is_err() => return,
+            Write::Message(_) => {}
+            // Whoever waits may have given up.
+            Write::Flushed(flushed) => _ = flushed.try_send(()),
         }
     }
 }

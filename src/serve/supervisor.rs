@@ -1,0 +1,172 @@
+//! The supervisor at work: child processes, what they say, and what is done about it.
+
+use std::ops::Range;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use pawl_shared::clock::{Clock, Stamp, SystemClock};
+use pawl_shared::lifeline::Heard;
+use pawl_shared::ready;
+use pawl_shared::shutdown::Shutdown;
+use pawl_shared::transport::HeartbeatConfig;
+use tokio::sync::mpsc;
+
+use super::child::{self, Child, ChildSpec};
+use super::fleet::{Action, Fleet, Life};
+
+/// What children have said and nobody has looked at. When it is full their lines are not read.
+const HEARD_MAX: usize = 256;
+
+/// How long children may take to abort what is under way when the shutdown is hurried.
+const HURRIED_GRACE: Duration = Duration::from_secs(2);
+
+/// How long the last words of a child may take to be read once it has ended: they lie in its line.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// The children, of which the first is an engine-core and the others are api-servers.
+pub struct Supervisor {
+    children: Vec<Child>,
+    fleet: Fleet,
+    /// Each child's present life.
+    lives: Vec<Life>,
+    heard: mpsc::Receiver<(Life, Heard)>,
+    hear: mpsc::Sender<(Life, Heard)>,
+    told_ready: bool,
+}
+
+fn now() -> Stamp {
+    SystemClock.now()
+}
+
+impl Supervisor {
+    /// Starts them all. `heartbeat` says how long a core may hang.
+    ///
+    /// # Errors
+    /// When a process cannot be started; those before it end with their lines.
+    pub fn start(specs: Vec<ChildSpec>, heartbeat: HeartbeatConfig) -> anyhow::Result<Self> {
+        let (hear, heard) = mpsc::channel(HEARD_MAX);
+        let mut fleet = Fleet::new(specs.len().saturating_sub(1), heartbeat, now());
+        let mut children = Vec::new();
+        let mut lives = Vec::new();
+        for (slot, spec) in specs.into_iter().enumerate() {
+            let life = fleet.started(slot, now());
+            children.push(Child::start(spec, life, hear.clone())?);
+            lives.push(life);
+        }
+        Ok(Self { children, fleet, lives, heard, hear, told_ready: false })
+    }
+
+    /// How many children there are.
+    pub fn count(&self) -> usize {
+        self.children.len()
+    }
+
+    /// The name of a child, for logs.
+    pub fn name(&self, index: usize) -> &str {
+        self.children[index].name()
+    }
+
+    /// Waits until a child ends: which, and how. Meanwhile children are listened to, and one that
+    /// hangs is killed.
+    pub async fn next_exit(&mut self) -> (usize, ExitStatus) {
+        loop {
+            let due = self.fleet.deadline().since(now());
+            let actions = tokio::select! {
+                (index, status) = child::first_exit(&mut self.children) => {
+                    self.last_words(self.lives[index]).await;
+                    return (index, status);
+                }
+                Some((life, heard)) = self.heard.recv() => self.fleet.heard(life, heard, now()),
+                () = tokio::time::sleep(due) => self.fleet.tick(now()),
+            };
+            self.act(actions);
+        }
+    }
+
+    /// Starts a child that has ended again.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub fn restart(&mut self, index: usize) -> anyhow::Result<()> {
+        let life = self.fleet.started(index, now());
+        let spec = self.children[index].spec().clone();
+        self.children[index] = Child::start(spec, life, self.hear.clone())?;
+        self.lives[index] = life;
+        Ok(())
+    }
+
+    /// Whether an end with `status` is a start that failed: the child gave up by itself before it
+    /// was ever ready. Its settings, its model or this machine are the cause, and it would give up
+    /// again.
+    pub fn failed_to_start(&self, index: usize, status: ExitStatus) -> bool {
+        let gave_up = status.code().is_some_and(|code| code != 0);
+        gave_up && !self.fleet.was_ready(index)
+    }
+
+    /// Asks the children in `which` to stop and waits for them at most `patience`, and not for long
+    /// once `shutdown` is hurried; then kills the rest.
+    pub async fn stop(&mut self, which: Range<usize>, patience: Duration, shutdown: &Shutdown) {
+        self.signal(which.clone(), Signal::SIGTERM);
+        let mut patience = patience;
+        tokio::select! {
+            () = self.all_ended(which.clone()) => return,
+            () = tokio::time::sleep(patience) => {}
+            () = shutdown.hurried() => patience = HURRIED_GRACE,
+        }
+        if patience == HURRIED_GRACE {
+            self.signal(which.clone(), Signal::SIGQUIT);
+            if tokio::time::timeout(patience, self.all_ended(which.clone())).await.is_ok() {
+                return;
+            }
+        }
+        for child in self.children[which.clone()].iter().filter(|child| !child.ended()) {
+            tracing::warn!("{} did not stop within {patience:?}: killing it", child.name());
+            child.signal(Signal::SIGKILL);
+        }
+        self.all_ended(which).await;
+    }
+
+    fn signal(&self, which: Range<usize>, signal: Signal) {
+        self.children[which].iter().for_each(|child| child.signal(signal));
+    }
+
+    async fn all_ended(&mut self, which: Range<usize>) {
+        while self.children[which.clone()].iter().any(|child| !child.ended()) {
+            self.next_exit().await;
+        }
+    }
+
+    /// Takes what a process that has ended had still said.
+    async fn last_words(&mut self, of: Life) {
+        let read = async {
+            while let Some((life, heard)) = self.heard.recv().await {
+                let last = life == of && heard == Heard::End;
+                let actions = self.fleet.heard(life, heard, now());
+                self.act(actions);
+                if last {
+                    return;
+                }
+            }
+        };
+        // A descendant of the child might hold its line open.
+        let _ = tokio::time::timeout(LAST_WORDS, read).await;
+    }
+
+    fn act(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send(index, message) => self.children[index].send(&message),
+                Action::Kill(index, why) => {
+                    let child = &self.children[index];
+                    tracing::error!("{} hangs, {why}: killing it", child.name());
+                    child.signal(Signal::SIGKILL);
+                }
+            }
+        }
+        if !self.told_ready && (0..self.count()).all(|index| self.fleet.was_ready(index)) {
+            self.told_ready = true;
+            ready::tell();
+        }
+    }
+}
