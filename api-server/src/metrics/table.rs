@@ -397,7 +397,8 @@ table! {
     PROCESS_RESIDENT = process("process_resident_memory_bytes", Kind::ProcessGauge,
         "Resident memory of this process.");
     PROCESS_START_TIME = process("process_start_time_seconds", Kind::ProcessGauge,
-        "When this process started, seconds since 1970.").across(Across::Least);
+        "When this process started, seconds since 1970.")
+        .across(Across::Least);
     PROCESS_THREADS = process("process_threads", Kind::ProcessGauge,
         "Threads of this process.");
     PROCESS_VIRTUAL = process("process_virtual_memory_bytes", Kind::ProcessGauge,
