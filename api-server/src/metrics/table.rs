@@ -375,7 +375,8 @@ table! {
         "Preemptions told in scheduler stats: also those of requests that end without a \
          further output.", STEP);
     REQUESTS_IN_FLIGHT = gauge("pawl:requests_in_flight", &[],
-        "Choices of requests that are open in the core.", "computed at each scrape").across(Across::Sum);
+        "Choices of requests that are open in the core.", "computed at each scrape")
+        .across(Across::Sum);
     SLOW_READER_ABORTS = counter("pawl:slow_reader_aborts_total", &[],
         "Requests aborted because their client did not read on.", "each such abort");
     NEGATIVE_INTERVALS = counter("pawl:negative_intervals_total", &["engine"],
