@@ -1,11 +1,20 @@
 //! The exponential function, the same bits on every instruction set.
 
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Lanes;
+
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts: the first has few bits, so that its products with small integers are exact.
 const LN_2_HIGH: f32 = 0.693_145_75;
 const LN_2_LOW: f32 = 1.428_606_8e-6;
 /// As in quantisation: rounds to an integer and leaves it in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
+
+/// Of e^r on |r| <= ln(2) / 2, from the highest power down.
+const POWERS: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+const HIGHEST: f32 = 1.0 / 5040.0;
+/// From the bits of a sum with [`ROUNDER`] to a biased exponent.
+const TO_EXPONENT: i32 = 127 - ROUNDER.to_bits() as i32;
 
 /// `e^x` to about 2 units in the last place; exactly 1 at 0; 0 below -87 and for `-∞`; `x` above 88
 /// counts as 88. NaN stays NaN.
@@ -15,18 +24,37 @@ pub fn exp(x: f32) -> f32 {
     let rounded = clamped * LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;
     let r = (-n).mul_add(LN_2_LOW, (-n).mul_add(LN_2_HIGH, clamped));
-    // e^r on |r| <= ln(2) / 2.
-    let mut p = 1.0 / 5040.0;
-    p = r.mul_add(p, 1.0 / 720.0);
-    p = r.mul_add(p, 1.0 / 120.0);
-    p = r.mul_add(p, 1.0 / 24.0);
-    p = r.mul_add(p, 1.0 / 6.0);
-    p = r.mul_add(p, 0.5);
-    p = r.mul_add(p, 1.0);
-    p = r.mul_add(p, 1.0);
-    let exponent = rounded.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23;
+    let mut p = HIGHEST;
+    for power in POWERS {
+        p = r.mul_add(p, power);
+    }
+    let exponent = rounded.to_bits().wrapping_add(TO_EXPONENT as u32) << 23;
     let value = p * f32::from_bits(exponent);
     if x < -87.0 { 0.0 } else { value }
+}
+
+/// The same in registers: what the compiler makes of loops over [`exp`] is as good, unless other
+/// loops beside them lead it astray.
+///
+/// # Safety
+/// The instruction set of `L`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn exp_lanes<L: Lanes>(x: L::F) -> L::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let clamped = L::min(L::splat(88.0), x);
+        let rounded = L::add(L::mul(clamped, L::splat(LOG2_E)), L::splat(ROUNDER));
+        let n = L::sub(rounded, L::splat(ROUNDER));
+        let r = L::negative_fma(n, L::splat(LN_2_HIGH), clamped);
+        let r = L::negative_fma(n, L::splat(LN_2_LOW), r);
+        let mut p = L::splat(HIGHEST);
+        for power in POWERS {
+            p = L::fma(r, p, L::splat(power));
+        }
+        let value = L::mul(p, L::to_exponent(rounded, TO_EXPONENT));
+        L::zero_below(value, x, -87.0)
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::isa::Isa;
 use super::matmul::{Input, Output, multiply};
-use super::packed::{BLOCK, Kind, TILE};
-use super::quantise::{QuantisedBlock, quantise_row};
+use super::packed::{Kind, TILE};
+use super::quantise::quantise_rows;
 
 /// One figure of [`products`].
 #[derive(Clone, Debug, PartialEq)]
@@ -44,10 +44,7 @@ fn product(isa: Isa, kind: Kind, rows: usize) -> ProductFigure {
     let weights = vec![0x1111_1111_1111_1111_u64; matrices * bytes / 8];
     let weights: &[u8] = bytemuck::cast_slice(&weights);
     let x: Vec<f32> = (0..rows * COLS).map(|i| (i % 17) as f32 - 8.0).collect();
-    let mut blocks = vec![QuantisedBlock::default(); rows * (COLS / BLOCK)];
-    for (x, out) in x.chunks_exact(COLS).zip(blocks.chunks_exact_mut(COLS / BLOCK)) {
-        quantise_row(isa, x, out);
-    }
+    let blocks = quantise_rows(isa, &x, COLS);
     let input = Input { cols: COLS, x: &x, x_stride: COLS, blocks: &blocks };
     let mut out = vec![0.0_f32; rows * TILES * TILE];
     let mut times: Vec<Duration> = (0..PASSES)

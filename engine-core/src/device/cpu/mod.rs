@@ -33,7 +33,7 @@ pub use kv::{KvDtype, block_bytes};
 use packed::{Kind, PackedMatrix, Part};
 use pool::Pool;
 pub use pool::{allowed_cores, physical_cores};
-use quantise::QuantisedBlock;
+use quantise::{GROUP_ROWS, QuantisedBlock};
 use team::Team;
 
 use super::{
@@ -45,6 +45,7 @@ use super::{
 /// multiplications take a hundred times as long as the streaming; the activations should stay in
 /// the second-level caches instead.
 const TOKENS_MAX: usize = 256;
+const _: () = assert!(TOKENS_MAX.is_multiple_of(GROUP_ROWS));
 /// Rows of logits of one run: as many as the multiplications need to keep their pace.
 const TAKEN_MAX: usize = 32;
 
@@ -88,9 +89,37 @@ struct Tensor {
 struct ThreadState {
     /// A single row's quantised input: every thread makes its own, which costs less than to meet.
     quantised: Buffer<QuantisedBlock>,
-    attention: attention::Scratch,
-    /// Scaled queries: `[QUERIES_MAX][head_dim]`
-    queries: Vec<f32>,
+    /// A row as it is quantised, before its blocks go to their places.
+    row_blocks: Vec<QuantisedBlock>,
+    attention: AttentionState,
+}
+
+/// What a thread needs for the queries of a tile.
+#[derive(Debug)]
+struct AttentionState {
+    scratch: attention::Scratch,
+    /// Scaled: `[queries][head_dim]`
+    q: Vec<f32>,
+    /// Positions that each query sees.
+    positions: Vec<usize>,
+    /// What comes of one group, and of all so far.
+    fresh: Vec<f32>,
+    merged: Vec<f32>,
+}
+
+impl AttentionState {
+    fn new(spec: &AttentionSpec) -> Self {
+        let (group, rows) = attention::plan::Plan::shape(spec);
+        let queries = group * rows;
+        let partial = vec![0.0; attention::partial_len(queries, spec.head_dim)];
+        Self {
+            scratch: attention::Scratch::new(queries, spec.head_dim),
+            q: vec![0.0; queries * spec.head_dim],
+            positions: Vec::with_capacity(queries),
+            fresh: partial.clone(),
+            merged: partial,
+        }
+    }
 }
 
 /// See the module.
@@ -104,9 +133,9 @@ pub struct CpuDevice {
     threads: Vec<Mutex<ThreadState>>,
     kv: KvCache,
     rope: RopeSpec,
-    /// Rows that share a call of the attention kernel: sequence, first row, rows. Kept for its
-    /// capacity.
-    attention_tiles: Vec<(usize, usize, usize)>,
+    attention: attention::plan::Plan,
+    /// Results of groups of positions that wait to be merged.
+    partials: Buffer<f32>,
     team: Team,
     /// What the buffers above point into; last, so that it goes last.
     _arenas: Vec<Arena>,
@@ -152,7 +181,8 @@ impl CpuDevice {
         let blocks = cols_max.div_ceil(packed::BLOCK);
         let mut place = |blocks: usize| layout.place(blocks * size_of::<QuantisedBlock>());
         let shared = place(TOKENS_MAX * blocks);
-        let own: Vec<_> = (0..threads).map(|_| place(blocks)).collect();
+        let own: Vec<_> = (0..threads).map(|_| place(GROUP_ROWS * blocks)).collect();
+        let partials = layout.place(attention::plan::PARTIALS_MAX * size_of::<f32>());
         let arena = Arena::new("activations", layout.len())?;
         let tensors = places.into_iter().map(|(width, stride, rows, at)| Tensor {
             width,
@@ -161,9 +191,9 @@ impl CpuDevice {
         });
         let thread_state = |at: usize| {
             Mutex::new(ThreadState {
-                quantised: arena.buffer(at, blocks),
-                attention: attention::Scratch::default(),
-                queries: vec![0.0; attention::QUERIES_MAX * config.attention.head_dim],
+                quantised: arena.buffer(at, GROUP_ROWS * blocks),
+                row_blocks: vec![QuantisedBlock::default(); blocks],
+                attention: AttentionState::new(&config.attention),
             })
         };
         Ok(Self {
@@ -175,7 +205,8 @@ impl CpuDevice {
             threads: own.into_iter().map(thread_state).collect(),
             kv,
             rope: config.rope,
-            attention_tiles: Vec::new(),
+            attention: attention::plan::Plan::default(),
+            partials: arena.buffer(partials, attention::plan::PARTIALS_MAX),
             team: Team::new(threads),
             _arenas: vec![weights_arena, arena],
         })

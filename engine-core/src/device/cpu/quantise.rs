@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::isa::isa_twins;
+use super::isa::{Isa, isa_twins};
 use super::packed::BLOCK;
 
 /// Adding and subtracting this rounds a float of less than 2^22 to the nearest integer, ties to
@@ -11,8 +11,22 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Below this, a block is zero: its reciprocal would not be finite.
 const SMALLEST: f32 = 1e-30;
 
-/// 32 values of a row: `x[i] ≈ q[i] · scale`, `q` in -127..=127. One stream, so that a kernel that
-/// runs eight rows at once needs eight pointers.
+/// Rows whose blocks lie side by side.
+pub const GROUP_ROWS: usize = 8;
+
+/// The same block of eight rows. A kernel that runs eight rows at once reads one stream through one
+/// pointer: with eight pointers, they and their bounds did not fit into the registers.
+pub type BlockRows = [QuantisedBlock; GROUP_ROWS];
+
+/// Where the blocks of row `row` go in `[row groups][blocks][rows of a group]`.
+pub fn place_row(row: usize, from: &[QuantisedBlock], mut to: impl FnMut(usize, QuantisedBlock)) {
+    let first = row / GROUP_ROWS * from.len() * GROUP_ROWS + row % GROUP_ROWS;
+    for (index, block) in from.iter().enumerate() {
+        to(first + index * GROUP_ROWS, *block);
+    }
+}
+
+/// 32 values of a row: `x[i] ≈ q[i] · scale`, `q` in -127..=127.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct QuantisedBlock {
@@ -56,4 +70,16 @@ fn quantise_row_body(x: &[f32], out: &mut [QuantisedBlock]) {
         out.sum = out.scale * total as f32;
         out.integer_sum = total;
     }
+}
+
+/// Rows of `cols` values in the layout that products read, for tests and measurements.
+pub fn quantise_rows(isa: Isa, x: &[f32], cols: usize) -> Vec<BlockRows> {
+    let (rows, blocks) = (x.len() / cols, cols / BLOCK);
+    let mut out = vec![BlockRows::default(); rows.div_ceil(GROUP_ROWS) * blocks];
+    let mut row_blocks = vec![QuantisedBlock::default(); blocks];
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        quantise_row(isa, x, &mut row_blocks);
+        place_row(row, &row_blocks, |at, block| out.as_flattened_mut()[at] = block);
+    }
+    out
 }

@@ -1,64 +1,80 @@
-//! The fast twins: several queries share each load of keys and values.
+//! The fast twins: a group is widened once, then several queries share each load of it.
 
-use super::{GroupScores, PAGE, Query, Scores};
-use crate::device::cpu::kv::{KvCache, KvDtype};
+use super::{GROUP_PAGES, Group, Scores};
+use crate::device::cpu::exp::exp_lanes;
+use crate::device::cpu::kv::{KvDtype, PAGE};
 use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
+use crate::device::cpu::rows::sum_lanes;
 
 /// See [`super::scalar::scores`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub fn scores_avx512(cache: &KvCache, keys: &[&[u8]], queries: &[Query<'_>], out: &mut Scores) {
+pub fn scores_avx512(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mut [Scores]) {
     // SAFETY: the features are those of the function.
-    unsafe { scores::<Avx512>(cache, keys, queries, out) }
+    unsafe { scores::<Avx512>(group, wide, out) }
 }
 
 /// See [`super::scalar::scores`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn scores_avx2(cache: &KvCache, keys: &[&[u8]], queries: &[Query<'_>], out: &mut Scores) {
+pub fn scores_avx2(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mut [Scores]) {
     // SAFETY: the features are those of the function.
-    unsafe { scores::<Avx2>(cache, keys, queries, out) }
+    unsafe { scores::<Avx2>(group, wide, out) }
 }
 
-/// See [`super::scalar::add_values`].
+/// See [`super::scalar::values`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub fn add_values_avx512(
-    cache: &KvCache,
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
+pub fn values_avx512(
+    group: &Group<'_>,
+    wide: &mut [[f32; PAGE]],
+    weights: &[Scores],
+    out: &mut [f32],
 ) {
     // SAFETY: the features are those of the function.
-    unsafe { add_values::<Avx512>(cache, values, count, weights, queries) }
+    unsafe { values::<Avx512>(group, wide, weights, out) }
 }
 
-/// See [`super::scalar::add_values`].
+/// See [`super::scalar::values`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn add_values_avx2(
-    cache: &KvCache,
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
+pub fn values_avx2(
+    group: &Group<'_>,
+    wide: &mut [[f32; PAGE]],
+    weights: &[Scores],
+    out: &mut [f32],
 ) {
     // SAFETY: the features are those of the function.
-    unsafe { add_values::<Avx2>(cache, values, count, weights, queries) }
+    unsafe { values::<Avx2>(group, wide, weights, out) }
+}
+
+/// See [`super::scalar::soften`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub fn soften_avx512(
+    seen: &[usize],
+    scores: &mut [Scores],
+    largest: &mut [f32],
+    total: &mut [f32],
+) {
+    // SAFETY: the features are those of the function.
+    unsafe { soften::<Avx512>(seen, scores, largest, total) }
+}
+
+/// See [`super::scalar::soften`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn soften_avx2(seen: &[usize], scores: &mut [Scores], largest: &mut [f32], total: &mut [f32]) {
+    // SAFETY: the features are those of the function.
+    unsafe { soften::<Avx2>(seen, scores, largest, total) }
 }
 
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn scores<L: Lanes>(
-    cache: &KvCache,
-    keys: &[&[u8]],
-    queries: &[Query<'_>],
-    out: &mut Scores,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match cache.dtype {
-            KvDtype::F16 => scores_of::<L, F16>(keys, queries, out),
-            KvDtype::BF16 => scores_of::<L, BF16>(keys, queries, out),
-            KvDtype::F32 => scores_of::<L, F32>(keys, queries, out),
+unsafe fn widen<L: Lanes>(group: &Group<'_>, pages: &[&[u8]], wide: &mut [[f32; PAGE]]) {
+    for (page, wide) in pages.iter().zip(wide.chunks_exact_mut(group.head_dim)) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match group.dtype {
+                KvDtype::F16 => widen_page::<L, F16>(page, wide),
+                KvDtype::BF16 => widen_page::<L, BF16>(page, wide),
+                KvDtype::F32 => widen_page::<L, F32>(page, wide),
+            }
         }
     }
 }
@@ -66,52 +82,83 @@ unsafe fn scores<L: Lanes>(
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn scores_of<L: Lanes, C: Column>(keys: &[&[u8]], queries: &[Query<'_>], out: &mut Scores) {
-    for (queries, out) in queries.chunks(L::QUERIES).zip(out.chunks_mut(L::QUERIES)) {
-        for (index, page) in keys.iter().enumerate() {
-            let page: &[C] = bytemuck::cast_slice(page);
-            // SAFETY: the features are the caller's promise.
+unsafe fn widen_page<L: Lanes, C: Column>(page: &[u8], wide: &mut [[f32; PAGE]]) {
+    let page: &[C] = bytemuck::cast_slice(page);
+    for (column, wide) in page.iter().zip(wide) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            unrolled!(part of [0 1] below L::PARTS, {
+                L::store(wide, part, column.load::<L>(part));
+            });
+        }
+    }
+}
+
+/// Pages whose scores are computed at once.
+const PAGES: usize = 4;
+const _: () = assert!(GROUP_PAGES.is_multiple_of(PAGES));
+
+/// # Safety
+/// The features of `L`.
+#[inline(always)]
+unsafe fn scores<L: Lanes>(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mut [Scores]) {
+    let dim = group.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe { widen::<L>(group, group.keys, wide) };
+    let queries = group.q.chunks(L::QUERIES * dim).zip(group.seen.chunks(L::QUERIES));
+    for ((q, seen), out) in queries.zip(out.chunks_mut(L::QUERIES)) {
+        let pages = seen.iter().max().map_or(0, |seen| seen.div_ceil(PAGE));
+        for first in (0..pages).step_by(PAGES) {
+            let keys = &wide[first * dim..][..PAGES * dim];
+            // SAFETY: the caller's promise.
             unsafe {
-                match queries.len() {
-                    6 if L::QUERIES >= 6 => page_scores::<L, C, 6>(page, queries, index, out),
-                    5 if L::QUERIES >= 5 => page_scores::<L, C, 5>(page, queries, index, out),
-                    4 if L::QUERIES >= 4 => page_scores::<L, C, 4>(page, queries, index, out),
-                    3 if L::QUERIES >= 3 => page_scores::<L, C, 3>(page, queries, index, out),
-                    2 => page_scores::<L, C, 2>(page, queries, index, out),
-                    _ => page_scores::<L, C, 1>(page, queries, index, out),
+                match seen.len() {
+                    6 if L::QUERIES >= 6 => page_scores::<L, 6>(keys, q, first, out),
+                    5 if L::QUERIES >= 5 => page_scores::<L, 5>(keys, q, first, out),
+                    4 if L::QUERIES >= 4 => page_scores::<L, 4>(keys, q, first, out),
+                    3 if L::QUERIES >= 3 => page_scores::<L, 3>(keys, q, first, out),
+                    2 => page_scores::<L, 2>(keys, q, first, out),
+                    _ => page_scores::<L, 1>(keys, q, first, out),
                 }
             }
         }
     }
 }
 
+/// R queries and four pages, from page `first` on.
+///
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn page_scores<L: Lanes, C: Column, const R: usize>(
-    page: &[C],
-    queries: &[Query<'_>],
-    index: usize,
-    out: &mut [GroupScores],
+unsafe fn page_scores<L: Lanes, const R: usize>(
+    keys: &[[f32; PAGE]],
+    q: &[f32],
+    first: usize,
+    out: &mut [Scores],
 ) {
-    let page = page.as_chunks::<4>().0;
-    let q: [&[[f32; 4]]; R] = std::array::from_fn(|r| &queries[r].q.as_chunks().0[..page.len()]);
+    let dim = keys.len() / PAGES;
+    let keys: [&[[f32; PAGE]]; PAGES] = std::array::from_fn(|page| &keys[page * dim..][..dim]);
+    let q: [&[f32]; R] = std::array::from_fn(|r| &q[r * dim..][..dim]);
     // SAFETY: the features are the caller's promise.
     unsafe {
         unrolled!(part of [0 1] below L::PARTS, {
-            let mut chains = [[L::splat(0.0); 4]; R];
-            for (d, keys) in page.iter().enumerate() {
-                unrolled!(chain of [0 1 2 3] below 4, {
-                    let key = keys[chain].load::<L>(part);
-                    unrolled!(r of [0 1 2 3 4 5] below R, {
-                        let q = L::splat(q[r][d][chain]);
-                        chains[r][chain] = L::fma(key, q, chains[r][chain]);
+            let mut acc = [[L::splat(0.0); PAGES]; R];
+            for d in 0..dim {
+                let mut key = [L::splat(0.0); PAGES];
+                unrolled!(page of [0 1 2 3] below PAGES, {
+                    key[page] = L::load(&keys[page][d], part);
+                });
+                unrolled!(r of [0 1 2 3 4 5] below R, {
+                    let q = L::splat(q[r][d]);
+                    unrolled!(page of [0 1 2 3] below PAGES, {
+                        acc[r][page] = L::fma(key[page], q, acc[r][page]);
                     });
                 });
             }
-            for (chains, out) in chains.into_iter().zip(&mut *out) {
-                let [a, b, c, d] = chains;
-                L::store(&mut out[index], part, L::add(L::add(a, b), L::add(c, d)));
+            for (acc, out) in acc.iter().zip(&mut *out) {
+                for (acc, out) in acc.iter().zip(&mut out[first..]) {
+                    L::store(out, part, *acc);
+                }
             }
         });
     }
@@ -120,42 +167,76 @@ unsafe fn page_scores<L: Lanes, C: Column, const R: usize>(
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn add_values<L: Lanes>(
-    cache: &KvCache,
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
+unsafe fn soften<L: Lanes>(
+    seen: &[usize],
+    scores: &mut [Scores],
+    largest: &mut [f32],
+    total: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match cache.dtype {
-            KvDtype::F16 => add_values_of::<L, F16>(values, count, weights, queries),
-            KvDtype::BF16 => add_values_of::<L, BF16>(values, count, weights, queries),
-            KvDtype::F32 => add_values_of::<L, F32>(values, count, weights, queries),
+    for (((&seen, scores), largest), total) in seen.iter().zip(scores).zip(largest).zip(total) {
+        scores.as_flattened_mut()[seen..].fill(f32::NEG_INFINITY);
+        let mut lanes = [0.0_f32; PAGE];
+        // SAFETY: the features are the caller's promise.
+        unsafe {
+            unrolled!(part of [0 1] below L::PARTS, {
+                let mut most = L::splat(f32::NEG_INFINITY);
+                for page in &*scores {
+                    // What is no number loses.
+                    most = L::max(L::load(page, part), most);
+                }
+                L::store(&mut lanes, part, most);
+            });
         }
+        let mut width = PAGE / 2;
+        while width > 0 {
+            for i in 0..width {
+                let (a, b) = (lanes[i], lanes[i + width]);
+                lanes[i] = if b > a { b } else { a };
+            }
+            width /= 2;
+        }
+        let most = if lanes[0] == f32::NEG_INFINITY { 0.0 } else { lanes[0] };
+        // SAFETY: the features are the caller's promise.
+        unsafe {
+            unrolled!(part of [0 1] below L::PARTS, {
+                let mut sum = L::splat(0.0);
+                for page in &mut *scores {
+                    let weight = exp_lanes::<L>(L::sub(L::load(page, part), L::splat(most)));
+                    L::store(page, part, weight);
+                    sum = L::add(sum, weight);
+                }
+                L::store(&mut lanes, part, sum);
+            });
+        }
+        (*largest, *total) = (most, sum_lanes(lanes));
     }
 }
 
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn add_values_of<L: Lanes, C: Column>(
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
+unsafe fn values<L: Lanes>(
+    group: &Group<'_>,
+    wide: &mut [[f32; PAGE]],
+    weights: &[Scores],
+    out: &mut [f32],
 ) {
-    for (queries, weights) in queries.chunks_mut(L::QUERIES).zip(weights.chunks(L::QUERIES)) {
-        let columns = queries[0].out.len() / PAGE;
+    let columns = group.head_dim / PAGE;
+    // SAFETY: the caller's promise.
+    unsafe { widen::<L>(group, group.values, wide) };
+    let queries = group.seen.chunks(L::QUERIES).zip(weights.chunks(L::QUERIES));
+    let out = out.as_chunks_mut::<PAGE>().0;
+    for ((seen, weights), out) in queries.zip(out.chunks_mut(L::QUERIES * columns)) {
+        let count = seen.iter().max().copied().unwrap_or(0);
+        let rows = &wide[..count * columns];
         let mut first = 0;
         while first < columns {
             // SAFETY: the features are the caller's promise.
             first += unsafe {
                 if columns - first >= 4 {
-                    slice::<L, C, 4>(values, count, weights, queries, first)
+                    slice::<L, 4>(rows, columns, weights, out, first)
                 } else {
-                    slice::<L, C, 1>(values, count, weights, queries, first)
+                    slice::<L, 1>(rows, columns, weights, out, first)
                 }
             };
         }
@@ -167,22 +248,22 @@ unsafe fn add_values_of<L: Lanes, C: Column>(
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn slice<L: Lanes, C: Column, const W: usize>(
-    values: &[&[u8]],
-    count: usize,
-    weights: &[GroupScores],
-    queries: &mut [Query<'_>],
+unsafe fn slice<L: Lanes, const W: usize>(
+    rows: &[[f32; PAGE]],
+    columns: usize,
+    weights: &[Scores],
+    out: &mut [[f32; PAGE]],
     first: usize,
 ) -> usize {
     // SAFETY: the features are the caller's promise.
     unsafe {
-        match queries.len() {
-            6 if L::QUERIES >= 6 => of::<L, C, W, 6>(values, count, weights, queries, first),
-            5 if L::QUERIES >= 5 => of::<L, C, W, 5>(values, count, weights, queries, first),
-            4 if L::QUERIES >= 4 => of::<L, C, W, 4>(values, count, weights, queries, first),
-            3 if L::QUERIES >= 3 => of::<L, C, W, 3>(values, count, weights, queries, first),
-            2 => of::<L, C, W, 2>(values, count, weights, queries, first),
-            _ => of::<L, C, W, 1>(values, count, weights, queries, first),
+        match weights.len() {
+            6 if L::QUERIES >= 6 => sum::<L, W, 6>(rows, columns, weights, out, first),
+            5 if L::QUERIES >= 5 => sum::<L, W, 5>(rows, columns, weights, out, first),
+            4 if L::QUERIES >= 4 => sum::<L, W, 4>(rows, columns, weights, out, first),
+            3 if L::QUERIES >= 3 => sum::<L, W, 3>(rows, columns, weights, out, first),
+            2 => sum::<L, W, 2>(rows, columns, weights, out, first),
+            _ => sum::<L, W, 1>(rows, columns, weights, out, first),
         }
     }
     W
@@ -193,45 +274,33 @@ unsafe fn slice<L: Lanes, C: Column, const W: usize>(
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn of<L: Lanes, C: Column, const W: usize, const R: usize>(
-    values: &[&[u8]],
-    count: usize,
-    weights: &[GroupScores],
-    queries: &mut [Query<'_>],
+unsafe fn sum<L: Lanes, const W: usize, const R: usize>(
+    rows: &[[f32; PAGE]],
+    columns: usize,
+    weights: &[Scores],
+    out: &mut [[f32; PAGE]],
     first: usize,
 ) {
-    let columns = queries[0].out.len() / PAGE;
-    let weights: [&GroupScores; R] = std::array::from_fn(|r| &weights[r]);
+    let weights: [&[f32]; R] = std::array::from_fn(|r| weights[r].as_flattened());
     // SAFETY: the features are the caller's promise.
     unsafe {
         unrolled!(part of [0 1] below L::PARTS, {
             let mut acc = [[L::splat(0.0); W]; R];
-            for (acc, query) in acc.iter_mut().zip(&*queries) {
-                for (acc, out) in acc.iter_mut().zip(&query.out.as_chunks::<PAGE>().0[first..]) {
-                    *acc = L::load(out, part);
-                }
-            }
-            for (index, page) in values.iter().enumerate() {
-                let page: &[C] = bytemuck::cast_slice(page);
-                let weights = weights.map(|weights| &weights[index]);
-                let rows = page.chunks_exact(columns).take(count - index * PAGE);
-                for (position, row) in rows.enumerate().take(PAGE) {
-                    let row: &[C; W] = row[first..].first_chunk().expect("W columns are left");
-                    let mut value = [L::splat(0.0); W];
+            for (position, row) in rows.chunks_exact(columns).enumerate().take(PAGE * GROUP_PAGES) {
+                let row: &[[f32; PAGE]; W] = row[first..].first_chunk().expect("W columns left");
+                let mut value = [L::splat(0.0); W];
+                unrolled!(w of [0 1 2 3] below W, {
+                    value[w] = L::load(&row[w], part);
+                });
+                unrolled!(r of [0 1 2 3 4 5] below R, {
+                    let weight = L::splat(weights[r][position]);
                     unrolled!(w of [0 1 2 3] below W, {
-                        value[w] = row[w].load::<L>(part);
+                        acc[r][w] = L::fma(value[w], weight, acc[r][w]);
                     });
-                    unrolled!(r of [0 1 2 3 4 5] below R, {
-                        let weight = L::splat(weights[r][position]);
-                        unrolled!(w of [0 1 2 3] below W, {
-                            acc[r][w] = L::fma(value[w], weight, acc[r][w]);
-                        });
-                    });
-                }
+                });
             }
-            for (acc, query) in acc.iter().zip(&mut *queries) {
-                let outs = &mut query.out.as_chunks_mut::<PAGE>().0[first..];
-                for (acc, out) in acc.iter().zip(outs) {
+            for (acc, out) in acc.iter().zip(out.chunks_exact_mut(columns)) {
+                for (acc, out) in acc.iter().zip(&mut out[first..]) {
                     L::store(out, part, *acc);
                 }
             }

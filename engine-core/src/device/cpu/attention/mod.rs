@@ -1,208 +1,222 @@
 //! Attention over the paged cache.
 //!
-//! A query head of a row sees the positions up to its own, in groups of 64 that begin at multiples
-//! of 64, and keeps a running maximum, sum and weighted value (online softmax). The order of every
-//! operation depends on positions alone, so a row's result is the same whether its prompt came in
-//! one chunk or many, with whatever other rows, in whatever blocks. In detail, for a group:
+//! A query head of a row sees the positions up to its own, in groups of 128 that begin at multiples
+//! of 128. Each group is taken by itself: its largest score, the sum of its weights, its weighted
+//! values. What came of the groups is then merged in their order. So the order of every operation
+//! depends on positions alone, and a row's result is the same whether its prompt came in one chunk
+//! or many, with whatever other rows, in whatever blocks, and whether one thread took all groups or
+//! each a few. In detail, for a group:
 //!
-//! - score: four chains over the dimensions 0, 4, …; 1, 5, …; …, each by fma, added as
-//!   (0 + 1) + (2 + 3); the query carries the factor 1/√d;
-//! - the maximum moves, what was summed so far is scaled by e^(old - new);
-//! - weights e^(score - maximum), summed in 16 lanes over the pages and then as a tree;
-//! - values are added position by position, each by fma.
+//! - score: over the dimensions in order, each by fma; the query carries the factor 1/√d;
+//! - weights e^(score - largest), summed in 16 lanes over the pages and then as a tree;
+//! - values are added position by position, each by fma;
+//! - merging scales what is there by e^(old - new) and what comes by e^(its own - new), where new
+//!   is the larger of both maxima.
+//!
+//! The speed comes from [`QUERIES`] rows and heads that share a group: its keys and then its values
+//! are widened to f32 once, into the first-level cache, and multiplied from there by six queries at
+//! a time, in as many accumulators as there are registers. Half-precision dot products would do
+//! less: `vdpbf16ps` has half the rate of f32 fma where it was measured (Emerald Rapids), and
+//! rounds the queries.
 
 #[cfg(target_arch = "x86_64")]
 mod fast;
+pub mod plan;
 mod scalar;
 #[cfg(test)]
 mod tests;
 
 use super::exp::exp;
 use super::isa::{Isa, isa_twins};
-use super::kv::{KvCache, PAGE};
-use super::rows::sum_lanes;
+use super::kv::{KvCache, KvDtype, PAGE};
 
 /// Pages of a group.
-pub const GROUP_PAGES: usize = 4;
+const GROUP_PAGES: usize = 8;
 /// Positions of a group.
 pub const GROUP: usize = GROUP_PAGES * PAGE;
-/// Query heads that one call of a kernel takes: they share the loads of keys and values.
-pub const QUERIES_MAX: usize = 6;
+/// Queries that share a group: enough that widening it costs little, few enough that their scores
+/// stay in the second-level cache.
+pub const QUERIES: usize = 96;
 
-/// One query head of one row.
-#[derive(Debug, Default)]
-pub struct Query<'a> {
-    /// Scaled by 1/√d: `[head_dim]`
+/// Query heads of rows of one sequence, all of one key head.
+#[derive(Clone, Copy, Debug)]
+pub struct Queries<'a> {
+    /// `[queries][head_dim]`, scaled by 1/√d.
     pub q: &'a [f32],
-    /// Positions that it sees, its own included.
-    pub positions: usize,
-    /// `[head_dim]`
-    pub out: &'a mut [f32],
+    /// Positions that each sees, its own included.
+    pub positions: &'a [usize],
+    /// Which layer's cache.
+    pub layer: usize,
+    /// Which of its heads.
+    pub kv_head: usize,
+    /// The sequence's block table.
+    pub blocks: &'a [u32],
 }
 
-/// What a thread needs for a group of queries: scores, and the state of each softmax.
+/// What a thread needs for a group.
 #[derive(Debug)]
 pub struct Scratch {
-    scores: Scores,
-    largest: [f32; QUERIES_MAX],
-    total: [f32; QUERIES_MAX],
+    /// Keys or values of the group: `[GROUP][head_dim]` in all.
+    wide: Vec<[f32; PAGE]>,
+    scores: Vec<Scores>,
+    /// Positions of the group that each query sees.
+    seen: Vec<usize>,
 }
 
-impl Default for Scratch {
-    fn default() -> Self {
+impl Scratch {
+    /// For `queries` queries of heads of `head_dim`.
+    pub fn new(queries: usize, head_dim: usize) -> Self {
         Self {
-            scores: [[[0.0; PAGE]; GROUP_PAGES]; QUERIES_MAX],
-            largest: [0.0; QUERIES_MAX],
-            total: [0.0; QUERIES_MAX],
+            wide: vec![[0.0; PAGE]; GROUP_PAGES * head_dim],
+            scores: vec![[[0.0; PAGE]; GROUP_PAGES]; queries],
+            seen: Vec::with_capacity(queries),
         }
     }
 }
 
-/// Attention of `queries` (at most [`QUERIES_MAX`], of one sequence, all of `kv_head`) in `layer`.
+/// Scores of one query for a group, page by page; then its weights.
+type Scores = [[f32; PAGE]; GROUP_PAGES];
+
+/// Values that hold what came of a group, or of several, for `queries` queries:
+/// `[queries]` maxima, `[queries]` sums of weights, `[queries][head_dim]` weighted values.
+pub fn partial_len(queries: usize, head_dim: usize) -> usize {
+    queries * (2 + head_dim)
+}
+
+/// Before the first group is merged.
+pub fn start(partial: &mut [f32], queries: usize) {
+    let (largest, rest) = partial.split_at_mut(queries);
+    largest.fill(f32::NEG_INFINITY);
+    rest.fill(0.0);
+}
+
+/// What a kernel is given of a group.
+struct Group<'a> {
+    dtype: KvDtype,
+    head_dim: usize,
+    /// One for each page that any query sees.
+    keys: &'a [&'a [u8]],
+    values: &'a [&'a [u8]],
+    /// `[queries][head_dim]`
+    q: &'a [f32],
+    /// Of the group's positions, how many each query sees; may be 0.
+    seen: &'a [usize],
+}
+
+/// Takes group number `group` by itself, into `out`. What it leaves there for a query that sees
+/// nothing of the group has no meaning.
 ///
 /// # Safety
 /// No thread writes the pages of the blocks up to the queries' last position meanwhile.
 pub unsafe fn attend(
     isa: Isa,
     cache: &KvCache,
-    layer: usize,
-    kv_head: usize,
-    blocks: &[u32],
-    queries: &mut [Query<'_>],
+    queries: &Queries<'_>,
+    group: usize,
     scratch: &mut Scratch,
+    out: &mut [f32],
 ) {
-    assert!(queries.len() <= QUERIES_MAX, "a kernel takes {QUERIES_MAX} queries");
+    let first = group * GROUP;
+    let seen = |positions: &usize| positions.saturating_sub(first).min(GROUP);
+    scratch.seen.clear();
+    scratch.seen.extend(queries.positions.iter().map(seen));
+    let last = scratch.seen.iter().max().copied().unwrap_or(0);
     let pages_of_block = cache.block_size / PAGE;
-    scratch.largest = [f32::NEG_INFINITY; QUERIES_MAX];
-    scratch.total = [0.0; QUERIES_MAX];
-    for query in &mut *queries {
-        query.out.fill(0.0);
+    let page = |values: bool, page: usize| {
+        let page = first / PAGE + page;
+        let block = queries.blocks[page / pages_of_block] as usize;
+        // SAFETY: the caller's promise.
+        unsafe { cache.page(queries.layer, values, block, queries.kv_head, page % pages_of_block) }
+    };
+    let (mut keys, mut values) = ([&[][..]; GROUP_PAGES], [&[][..]; GROUP_PAGES]);
+    let pages = last.div_ceil(PAGE);
+    for index in 0..pages {
+        (keys[index], values[index]) = (page(false, index), page(true, index));
     }
-    let last = queries.iter().map(|query| query.positions).max().unwrap_or(0);
-    for first in (0..last).step_by(GROUP) {
-        let count = GROUP.min(last - first);
-        let page = |values: bool, page: usize| {
-            let page = first / PAGE + page;
-            let block = blocks[page / pages_of_block] as usize;
-            // SAFETY: the caller's promise.
-            unsafe { cache.page(layer, values, block, kv_head, page % pages_of_block) }
-        };
-        let empty: &[u8] = &[];
-        let (mut keys, mut values) = ([empty; GROUP_PAGES], [empty; GROUP_PAGES]);
-        for index in 0..count.div_ceil(PAGE) {
-            (keys[index], values[index]) = (page(false, index), page(true, index));
-        }
-        let pages = count.div_ceil(PAGE);
-        scores(isa, cache, &keys[..pages], queries, &mut scratch.scores);
-        for (i, query) in queries.iter_mut().enumerate() {
-            let seen = query.positions.saturating_sub(first).min(GROUP);
-            soften(
-                isa,
-                seen,
-                &mut scratch.scores[i],
-                &mut scratch.largest[i],
-                &mut scratch.total[i],
-                query.out,
-            );
-        }
-        add_values(isa, cache, &values[..pages], count, &scratch.scores, queries);
+    let group = Group {
+        dtype: cache.dtype,
+        head_dim: cache.attention.head_dim,
+        keys: &keys[..pages],
+        values: &values[..pages],
+        q: queries.q,
+        seen: &scratch.seen,
+    };
+    let count = group.seen.len();
+    let scores = &mut scratch.scores[..count];
+    let (sums, values) = out.split_at_mut(2 * count);
+    let (largest, total) = sums.split_at_mut(count);
+    match isa {
+        Isa::Scalar => scalar::scores(&group, scores),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` beyond Scalar is only made where the machine has its features.
+        Isa::Avx2 => unsafe { fast::scores_avx2(&group, &mut scratch.wide, scores) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 => unsafe { fast::scores_avx512(&group, &mut scratch.wide, scores) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => scalar::scores(&group, scores),
     }
-    for (query, total) in queries.iter_mut().zip(scratch.total) {
-        for out in &mut *query.out {
-            *out /= total;
-        }
+    match isa {
+        Isa::Scalar => scalar::soften(group.seen, scores, largest, total),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 => unsafe { fast::soften_avx2(group.seen, scores, largest, total) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 => unsafe { fast::soften_avx512(group.seen, scores, largest, total) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => scalar::soften(group.seen, scores, largest, total),
+    }
+    match isa {
+        Isa::Scalar => scalar::values(&group, scores, values),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 => unsafe { fast::values_avx2(&group, &mut scratch.wide, scores, values) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 => unsafe { fast::values_avx512(&group, &mut scratch.wide, scores, values) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => scalar::values(&group, scores, values),
     }
 }
 
-/// Of one query for a group, page by page.
-type GroupScores = [[f32; PAGE]; GROUP_PAGES];
-type Scores = [GroupScores; QUERIES_MAX];
-
-fn scores(isa: Isa, cache: &KvCache, keys: &[&[u8]], queries: &[Query<'_>], out: &mut Scores) {
-    match isa {
-        Isa::Scalar => scalar::scores(cache, keys, queries, out),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Isa` beyond Scalar is only made where the machine has its features.
-        Isa::Avx2 => unsafe { fast::scores_avx2(cache, keys, queries, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx512 => unsafe { fast::scores_avx512(cache, keys, queries, out) },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => scalar::scores(cache, keys, queries, out),
-    }
-}
-
-fn add_values(
-    isa: Isa,
-    cache: &KvCache,
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
-) {
-    match isa {
-        Isa::Scalar => scalar::add_values(cache, values, count, weights, queries),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Isa` beyond Scalar is only made where the machine has its features.
-        Isa::Avx2 => unsafe { fast::add_values_avx2(cache, values, count, weights, queries) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx512 => unsafe { fast::add_values_avx512(cache, values, count, weights, queries) },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => scalar::add_values(cache, values, count, weights, queries),
-    }
+/// Adds what came of group number `group` to what came of those before it.
+pub fn merge(isa: Isa, positions: &[usize], group: usize, from: &[f32], to: &mut [f32]) {
+    merge_with(isa, positions, group * GROUP, from, to);
 }
 
 isa_twins! {
-    /// From scores to weights: the first `seen` count, the others become 0.
-    fn soften = soften_body(
-        seen: usize,
-        scores: &mut GroupScores,
-        largest: &mut f32,
-        total: &mut f32,
-        out: &mut [f32],
-    )
+    /// Of the queries that see any position from `first` on.
+    fn merge_with = merge_body(positions: &[usize], first: usize, from: &[f32], to: &mut [f32])
 }
 
 #[inline(always)]
-fn soften_body(
-    seen: usize,
-    scores: &mut GroupScores,
-    largest: &mut f32,
-    total: &mut f32,
-    out: &mut [f32],
-) {
-    if seen == 0 {
-        scores.as_flattened_mut().fill(0.0);
-        return;
-    }
-    for score in &mut scores.as_flattened_mut()[seen..] {
-        *score = f32::NEG_INFINITY;
-    }
-    // By lanes, so that registers can do it; a maximum has no order.
-    let mut lanes = [f32::NEG_INFINITY; PAGE];
-    for page in &*scores {
-        for (lane, score) in lanes.iter_mut().zip(page) {
-            *lane = if *score > *lane { *score } else { *lane };
+fn merge_body(positions: &[usize], first: usize, from: &[f32], to: &mut [f32]) {
+    let count = positions.len();
+    let (from, from_values) = from.split_at(2 * count);
+    let (to, to_values) = to.split_at_mut(2 * count);
+    let head_dim = from_values.len() / count;
+    let values = from_values.chunks_exact(head_dim).zip(to_values.chunks_exact_mut(head_dim));
+    for (i, (from_values, to_values)) in values.enumerate() {
+        if positions[i] <= first {
+            continue;
+        }
+        let (old, coming) = (to[i], from[i]);
+        let new = if coming > old { coming } else { old };
+        let (keep, take) = (exp(old - new), exp(coming - new));
+        to[i] = new;
+        to[count + i] = from[count + i].mul_add(take, to[count + i] * keep);
+        for (to, from) in to_values.iter_mut().zip(from_values) {
+            *to = from.mul_add(take, *to * keep);
         }
     }
-    let mut new = *largest;
-    for lane in lanes {
-        new = if lane > new { lane } else { new };
-    }
-    // A row of NaNs has no maximum; any finite one lets the NaNs through to the sum.
-    new = if new == f32::NEG_INFINITY { 0.0 } else { new };
-    let scale = exp(*largest - new);
-    *largest = new;
-    let mut sums = [0.0_f32; PAGE];
-    for page in scores {
-        for (sum, score) in sums.iter_mut().zip(page) {
-            *score = exp(*score - new);
-            *sum += *score;
-        }
-    }
-    *total = total.mul_add(scale, sum_lanes(sums));
-    for out in out {
-        *out *= scale;
+}
+
+/// The result of query `query`, once all its groups are merged.
+pub fn finish(partial: &[f32], queries: usize, query: usize, out: &mut [f32]) {
+    let total = partial[queries + query];
+    let values = &partial[2 * queries..][query * out.len()..][..out.len()];
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = value / total;
     }
 }

@@ -2,8 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::{Query, Scores};
-use crate::device::cpu::kv::{KvCache, KvDtype, PAGE};
+use super::{Group, Scores};
+use crate::device::cpu::exp::exp;
+use crate::device::cpu::kv::{KvDtype, PAGE};
+use crate::device::cpu::rows::sum_lanes;
 
 fn value_at(dtype: KvDtype, page: &[u8], index: usize) -> f32 {
     let at = index * dtype.bytes();
@@ -14,36 +16,51 @@ fn value_at(dtype: KvDtype, page: &[u8], index: usize) -> f32 {
     }
 }
 
-/// Scores of each query for the positions of `keys`.
-pub fn scores(cache: &KvCache, keys: &[&[u8]], queries: &[Query<'_>], out: &mut Scores) {
-    for (query, out) in queries.iter().zip(out) {
-        for (page, out) in keys.iter().zip(out) {
-            for (lane, out) in out.iter_mut().enumerate() {
-                let mut chains = [0.0_f32; 4];
-                for (d, q) in query.q.iter().enumerate() {
-                    let key = value_at(cache.dtype, page, d * PAGE + lane);
-                    chains[d % 4] = key.mul_add(*q, chains[d % 4]);
-                }
-                *out = (chains[0] + chains[1]) + (chains[2] + chains[3]);
+/// Scores of each query for the positions that it sees; what it leaves beyond has no meaning.
+pub fn scores(group: &Group<'_>, out: &mut [Scores]) {
+    let queries = group.q.chunks_exact(group.head_dim);
+    for ((q, &seen), out) in queries.zip(group.seen).zip(out) {
+        for (position, out) in out.as_flattened_mut()[..seen].iter_mut().enumerate() {
+            let (page, lane) = (group.keys[position / PAGE], position % PAGE);
+            let mut score = 0.0_f32;
+            for (d, q) in q.iter().enumerate() {
+                score = value_at(group.dtype, page, d * PAGE + lane).mul_add(*q, score);
             }
+            *out = score;
         }
     }
 }
 
-/// Adds the values of the first `count` positions, weighted.
-pub fn add_values(
-    cache: &KvCache,
-    values: &[&[u8]],
-    count: usize,
-    weights: &Scores,
-    queries: &mut [Query<'_>],
-) {
-    let dim = cache.attention.head_dim;
-    for (query, weights) in queries.iter_mut().zip(weights) {
-        for (position, weight) in weights.as_flattened().iter().enumerate().take(count) {
-            let (page, row) = (values[position / PAGE], (position % PAGE) * dim);
-            for (d, out) in query.out.iter_mut().enumerate() {
-                *out = value_at(cache.dtype, page, row + d).mul_add(*weight, *out);
+/// From scores to weights, their largest score and their sum: the first `seen` of each query count,
+/// the others become 0.
+pub fn soften(seen: &[usize], scores: &mut [Scores], largest: &mut [f32], total: &mut [f32]) {
+    for (((&seen, scores), largest), total) in seen.iter().zip(scores).zip(largest).zip(total) {
+        scores.as_flattened_mut()[seen..].fill(f32::NEG_INFINITY);
+        let larger = |most: f32, score: &f32| if *score > most { *score } else { most };
+        let most = scores.as_flattened().iter().fold(f32::NEG_INFINITY, larger);
+        // A row of NaNs has no maximum; any finite one lets the NaNs through to the sum.
+        let most = if most == f32::NEG_INFINITY { 0.0 } else { most };
+        let mut sums = [0.0_f32; PAGE];
+        for page in scores {
+            for (sum, score) in sums.iter_mut().zip(page) {
+                *score = exp(*score - most);
+                *sum += *score;
+            }
+        }
+        (*largest, *total) = (most, sum_lanes(sums));
+    }
+}
+
+/// Of each query, the values of the positions that it sees, weighted.
+pub fn values(group: &Group<'_>, weights: &[Scores], out: &mut [f32]) {
+    let queries = out.chunks_exact_mut(group.head_dim);
+    for ((out, &seen), weights) in queries.zip(group.seen).zip(weights) {
+        out.fill(0.0);
+        for (position, weight) in weights.as_flattened()[..seen].iter().enumerate() {
+            let page = group.values[position / PAGE];
+            let row = (position % PAGE) * group.head_dim;
+            for (d, out) in out.iter_mut().enumerate() {
+                *out = value_at(group.dtype, page, row + d).mul_add(*weight, *out);
             }
         }
     }

@@ -1,6 +1,5 @@
 use super::*;
 use crate::device::AttentionSpec;
-use crate::device::cpu::kv::KvDtype;
 use crate::device::cpu::testing::{Random, assert_same_bits, fast_isas};
 
 /// Against attention in double precision over the values as stored in f32.
@@ -16,7 +15,7 @@ struct Case {
     head_dim: usize,
 }
 
-const POSITIONS: usize = 150;
+const POSITIONS: usize = 300;
 
 fn case(dtype: KvDtype, head_dim: usize, block_size: usize, blocks: Vec<u32>) -> Case {
     let mut random = Random(11);
@@ -40,22 +39,28 @@ fn case(dtype: KvDtype, head_dim: usize, block_size: usize, blocks: Vec<u32>) ->
             cache.write(0, block, position % block_size, &keys[row.clone()], &values[row]);
         }
     }
-    let queries = random.units(QUERIES_MAX * head_dim);
+    let queries = random.units(QUERIES * head_dim);
     Case { cache, blocks, keys, values, queries, head_dim }
 }
 
+/// The first queries of the case, with `positions` each, in one go.
 fn run(isa: Isa, case: &Case, positions: &[usize]) -> Vec<f32> {
-    let mut out = vec![0.0; positions.len() * case.head_dim];
-    let mut queries: Vec<Query<'_>> = case
-        .queries
-        .chunks_exact(case.head_dim)
-        .zip(positions)
-        .zip(out.chunks_exact_mut(case.head_dim))
-        .map(|((q, &positions), out)| Query { q, positions, out })
-        .collect();
-    let mut scratch = Scratch::default();
-    // SAFETY: this is the only thread.
-    unsafe { attend(isa, &case.cache, 0, 0, &case.blocks, &mut queries, &mut scratch) };
+    let (count, dim) = (positions.len(), case.head_dim);
+    let mut scratch = Scratch::new(count, dim);
+    let mut fresh = vec![f32::NAN; partial_len(count, dim)];
+    let mut merged = fresh.clone();
+    start(&mut merged, count);
+    let q = &case.queries[..count * dim];
+    let queries = Queries { q, positions, layer: 0, kv_head: 0, blocks: &case.blocks };
+    for group in 0..positions.iter().max().unwrap().div_ceil(GROUP) {
+        // SAFETY: this is the only thread.
+        unsafe { attend(isa, &case.cache, &queries, group, &mut scratch, &mut fresh) };
+        merge(isa, positions, group, &fresh, &mut merged);
+    }
+    let mut out = vec![0.0; count * dim];
+    for (query, out) in out.chunks_exact_mut(dim).enumerate() {
+        finish(&merged, count, query, out);
+    }
     out
 }
 
@@ -70,7 +75,7 @@ fn check(test: impl Fn(&Case)) {
 #[test]
 fn the_specification_equals_double_precision_within_tolerance() {
     let case = case(KvDtype::F32, 64, 16, (1..32).collect());
-    for positions in [1, 16, 17, 64, 65, 150] {
+    for positions in [1, 16, 17, 64, 128, 129, 300] {
         let found = run(Isa::Scalar, &case, &[positions]);
         let row = |of: &[f32], p: usize| -> Vec<f64> {
             of[p * 64..(p + 1) * 64].iter().map(|v| f64::from(*v)).collect()
@@ -87,10 +92,17 @@ fn the_specification_equals_double_precision_within_tolerance() {
     }
 }
 
+/// As a tile of a prompt's rows does: more and more positions, two heads a row.
+fn of_a_prompt(first: usize, rows: usize) -> Vec<usize> {
+    (first + 1..=first + rows).flat_map(|positions| [positions; 2]).collect()
+}
+
 #[test]
 fn fast_equals_the_specification() {
     check(|case| {
-        for positions in [&[1][..], &[15, 16], &[64, 65, 66], &[150, 149, 3, 64, 128, 129]] {
+        let few = [&[1][..], &[15, 16], &[127, 128, 129], &[300, 299, 3, 128, 256, 257]];
+        let tiles = [of_a_prompt(100, 40), of_a_prompt(0, 37), of_a_prompt(250, 3)];
+        for positions in few.into_iter().chain(tiles.iter().map(Vec::as_slice)) {
             let expected = run(Isa::Scalar, case, positions);
             for isa in fast_isas() {
                 let found = run(isa, case, positions);
@@ -105,8 +117,10 @@ fn fast_equals_the_specification() {
 fn queries_that_share_a_call_do_not_see_each_other() {
     check(|case| {
         for isa in [Isa::Scalar, Isa::best()] {
-            let together = run(isa, case, &[150, 1, 64, 65, 127, 96]);
-            let alone = run(isa, case, &[150]);
+            let mut positions = vec![300, 1, 64, 129, 255, 96];
+            positions.extend(of_a_prompt(110, 45));
+            let together = run(isa, case, &positions);
+            let alone = run(isa, case, &[300]);
             assert_same_bits(&together[..case.head_dim], &alone, &format!("{isa:?}"));
         }
     });
@@ -115,12 +129,12 @@ fn queries_that_share_a_call_do_not_see_each_other() {
 #[test]
 fn block_ids_and_block_sizes_do_not_matter() {
     for isa in [Isa::Scalar, Isa::best()] {
-        let straight = run(isa, &case(KvDtype::F16, 64, 16, (1..32).collect()), &[150, 70]);
+        let straight = run(isa, &case(KvDtype::F16, 64, 16, (1..32).collect()), &[300, 70]);
         for other in [
             case(KvDtype::F16, 64, 16, (1..32).rev().collect()),
             case(KvDtype::F16, 64, 32, (3..32).collect()),
         ] {
-            assert_same_bits(&run(isa, &other, &[150, 70]), &straight, &format!("{isa:?}"));
+            assert_same_bits(&run(isa, &other, &[300, 70]), &straight, &format!("{isa:?}"));
         }
     }
 }

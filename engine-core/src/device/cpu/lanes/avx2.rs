@@ -77,6 +77,48 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn negative_fma(a: __m256, c: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_fnmadd_ps(a, c, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_exponent(v: __m256, offset: i32) -> __m256 {
+        // SAFETY: as above.
+        unsafe {
+            let moved = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(offset));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(moved))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_below(v: __m256, x: __m256, limit: f32) -> __m256 {
+        // SAFETY: as above.
+        unsafe {
+            let keep = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(limit));
+            _mm256_and_ps(keep, v)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i(from: &[u8; 64], part: usize) -> __m256i {
         // SAFETY: as above.
         unsafe { std::mem::transmute::<[u8; 32], __m256i>(from.as_chunks().0[part]) }

@@ -75,6 +75,48 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn negative_fma(a: __m512, c: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fnmadd_ps(a, c, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_exponent(v: __m512, offset: i32) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let moved = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(offset));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(moved))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_below(v: __m512, x: __m512, limit: f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit));
+            _mm512_maskz_mov_ps(keep, v)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i(from: &[u8; 64], _part: usize) -> __m512i {
         // SAFETY: as above.
         unsafe { std::mem::transmute::<[u8; 64], __m512i>(*from) }

@@ -36,6 +36,17 @@ pub trait Lanes: Copy {
     /// `a · b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     unsafe fn to_f(v: Self::I) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// `b - a · c`, rounded once.
+    unsafe fn negative_fma(a: Self::F, c: Self::F, b: Self::F) -> Self::F;
+    /// The larger; `b` where one is no number.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// The smaller; `b` where one is no number.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// Bits as integers: `v + offset`, then to the left into the exponent.
+    unsafe fn to_exponent(v: Self::F, offset: i32) -> Self::F;
+    /// `v`, or 0 where `x < limit`.
+    unsafe fn zero_below(v: Self::F, x: Self::F, limit: f32) -> Self::F;
 
     unsafe fn load_i(from: &[u8; 64], part: usize) -> Self::I;
     unsafe fn splat_i(v: i32) -> Self::I;

@@ -1,9 +1,12 @@
 //! The fast twins: the same sums in the same order, 16 outputs and up to 8 rows at a time.
+//!
+//! With 8 rows, 112 operations of a Q4 block share two ports with its 64 byte products: 57 % of their
+//! peak, and measured at that. 16 rows would be 61 %, but do not fit into the registers.
 
 use super::{Input, Output};
 use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
 use crate::device::cpu::packed::{Kind, Q4Block, Q8Pair, TILE};
-use crate::device::cpu::quantise::QuantisedBlock;
+use crate::device::cpu::quantise::{BlockRows, GROUP_ROWS, QuantisedBlock};
 
 /// See [`super::multiply`].
 ///
@@ -76,10 +79,10 @@ unsafe fn run<L: Lanes, const M: usize>(
     // SAFETY: the features are the caller's promise.
     unsafe {
         if kind.quantised() {
-            let x: [&[QuantisedBlock]; M] = std::array::from_fn(|m| input.blocks_of(row + m));
+            let (x, at) = (input.blocks_of(row), row % GROUP_ROWS);
             match kind {
-                Kind::Q4 => q4::<L, M>(bytemuck::cast_slice(tile), x, add, &mut to),
-                _ => q8::<L, M>(bytemuck::cast_slice(tile), x, add, &mut to),
+                Kind::Q4 => q4::<L, M>(bytemuck::cast_slice(tile), x, at, add, &mut to),
+                _ => q8::<L, M>(bytemuck::cast_slice(tile), x, at, add, &mut to),
             }
         } else {
             let x: [&[f32]; M] = std::array::from_fn(|m| input.x_of(row + m));
@@ -106,33 +109,41 @@ unsafe fn store<L: Lanes, const M: usize>(
     }
 }
 
+/// M rows of a group, from its row `at` on.
+#[inline(always)]
+fn rows_of<const M: usize>(group: &BlockRows, at: usize) -> &[QuantisedBlock; M] {
+    let at = if M == GROUP_ROWS { 0 } else { at };
+    group[at..].first_chunk().expect("a call's rows are of one group")
+}
+
 #[inline(always)]
 unsafe fn q4<L: Lanes, const M: usize>(
     tile: &[Q4Block],
-    x: [&[QuantisedBlock]; M],
+    x: &[BlockRows],
+    at: usize,
     add: bool,
     to: &mut [&mut [f32; TILE]; M],
 ) {
-    let x = x.map(|x| &x[..tile.len()]);
     // SAFETY: the features are the caller's promise.
     unsafe {
         unrolled!(part of [0 1] below L::PARTS, {
             let mut acc = [L::splat(0.0); M];
-            for (b, w) in tile.iter().enumerate() {
+            for (w, x) in tile.iter().zip(x) {
+                let rows = rows_of::<M>(x, at);
                 let scale = L::load_f16(&w.scale, part);
                 let minimum = L::load_f16(&w.minimum, part);
                 let mut values = [L::splat_i(0); 8];
-                for (group, both) in w.nibbles.iter().enumerate() {
-                    let both = L::load_i(both, part);
+                unrolled!(group of [0 1 2 3] below 4, {
+                    let both = L::load_i(&w.nibbles[group], part);
                     values[group] = L::low_nibbles(both);
                     values[group + 4] = L::high_nibbles(both);
-                }
+                });
                 unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
-                    let x = &x[m][b];
+                    let x = &rows[m];
                     let mut dot = L::splat_i(0);
-                    for (values, four) in values.iter().zip(&x.words) {
-                        dot = L::dot_nibbles(dot, *values, L::splat_i(*four));
-                    }
+                    unrolled!(four of [0 1 2 3 4 5 6 7] below 8, {
+                        dot = L::dot_nibbles(dot, values[four], L::splat_i(x.words[four]));
+                    });
                     let scale = L::mul(scale, L::splat(x.scale));
                     acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
                     acc[m] = L::fma(minimum, L::splat(x.sum), acc[m]);
@@ -146,31 +157,30 @@ unsafe fn q4<L: Lanes, const M: usize>(
 #[inline(always)]
 unsafe fn q8<L: Lanes, const M: usize>(
     tile: &[Q8Pair],
-    x: [&[QuantisedBlock]; M],
+    x: &[BlockRows],
+    at: usize,
     add: bool,
     to: &mut [&mut [f32; TILE]; M],
 ) {
-    let blocks = x[0].len();
-    let x = x.map(|x| &x[..blocks]);
     // SAFETY: the features are the caller's promise.
     unsafe {
         unrolled!(part of [0 1] below L::PARTS, {
             let mut acc = [L::splat(0.0); M];
-            for (pair, w) in tile.iter().enumerate() {
+            for (w, pair) in tile.iter().zip(x.chunks(2)) {
                 unrolled!(half of [0 1] below 2, {
-                    let b = 2 * pair + half;
-                    if b < blocks {
+                    if let Some(x) = pair.get(half) {
+                        let rows = rows_of::<M>(x, at);
                         let scale = L::load_f16(&w.scale[half], part);
                         let mut values = [L::splat_i(0); 8];
                         for (values, bytes) in values.iter_mut().zip(&w.values[half]) {
                             *values = L::load_i(bytes, part);
                         }
                         unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
-                            let x = &x[m][b];
+                            let x = &rows[m];
                             let mut dot = L::dot_bytes_start(x.integer_sum);
-                            for (values, four) in values.iter().zip(&x.words) {
-                                dot = L::dot_bytes(dot, *values, L::splat_i(*four));
-                            }
+                            unrolled!(four of [0 1 2 3 4 5 6 7] below 8, {
+                                dot = L::dot_bytes(dot, values[four], L::splat_i(x.words[four]));
+                            });
                             let scale = L::mul(scale, L::splat(x.scale));
                             acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
                         });

@@ -13,7 +13,7 @@ mod tests;
 
 use super::isa::Isa;
 use super::packed::{BLOCK, Kind, TILE};
-use super::quantise::QuantisedBlock;
+use super::quantise::{BlockRows, GROUP_ROWS};
 
 /// Rows of activations, quantised and not.
 #[derive(Clone, Copy, Debug)]
@@ -24,16 +24,16 @@ pub struct Input<'a> {
     pub x: &'a [f32],
     /// Distance of rows in `x`.
     pub x_stride: usize,
-    /// `[rows][cols / 32]`, read by quantised weights.
-    pub blocks: &'a [QuantisedBlock],
+    /// `[rows / 8][cols / 32]`, read by quantised weights.
+    pub blocks: &'a [BlockRows],
 }
 
 impl<'a> Input<'a> {
-    /// Row `row`, quantised.
+    /// The group of row `row`, quantised.
     #[inline(always)]
-    fn blocks_of(&self, row: usize) -> &'a [QuantisedBlock] {
+    fn blocks_of(&self, row: usize) -> &'a [BlockRows] {
         let count = self.cols / BLOCK;
-        &self.blocks[row * count..][..count]
+        &self.blocks[row / GROUP_ROWS * count..][..count]
     }
 
     /// Row `row`.

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{Input, Output};
 use crate::device::cpu::packed::{Kind, Q4Block, Q8Pair, TILE};
-use crate::device::cpu::quantise::QuantisedBlock;
+use crate::device::cpu::quantise::{BlockRows, GROUP_ROWS};
 
 /// See [`super::multiply`].
 ///
@@ -18,8 +18,8 @@ pub unsafe fn multiply(kind: Kind, tiles: &[u8], input: &Input<'_>, rows: usize,
             let to = unsafe { out.at(row, index) };
             for (lane, to) in to.iter_mut().enumerate() {
                 let value = match kind {
-                    Kind::Q4 => dot_q4(bytemuck::cast_slice(tile), lane, input.blocks_of(row)),
-                    Kind::Q8 => dot_q8(bytemuck::cast_slice(tile), lane, input.blocks_of(row)),
+                    Kind::Q4 => dot_q4(bytemuck::cast_slice(tile), lane, input.blocks_of(row), row),
+                    Kind::Q8 => dot_q8(bytemuck::cast_slice(tile), lane, input.blocks_of(row), row),
                     Kind::F16 => dot_plain(tile, lane, input.x_of(row), |bits: u16| {
                         f16::from_bits(bits).to_f32()
                     }),
@@ -34,9 +34,10 @@ pub unsafe fn multiply(kind: Kind, tiles: &[u8], input: &Input<'_>, rows: usize,
     }
 }
 
-fn dot_q4(tile: &[Q4Block], lane: usize, row: &[QuantisedBlock]) -> f32 {
+fn dot_q4(tile: &[Q4Block], lane: usize, rows: &[BlockRows], row: usize) -> f32 {
     let mut acc = 0.0_f32;
-    for (w, x) in tile.iter().zip(row) {
+    for (w, x) in tile.iter().zip(rows) {
+        let x = &x[row % GROUP_ROWS];
         let q: &[i8] = bytemuck::cast_slice(&x.words);
         let mut dot = 0_i32;
         for (i, q) in q.iter().enumerate() {
@@ -49,9 +50,10 @@ fn dot_q4(tile: &[Q4Block], lane: usize, row: &[QuantisedBlock]) -> f32 {
     acc
 }
 
-fn dot_q8(tile: &[Q8Pair], lane: usize, row: &[QuantisedBlock]) -> f32 {
+fn dot_q8(tile: &[Q8Pair], lane: usize, rows: &[BlockRows], row: usize) -> f32 {
     let mut acc = 0.0_f32;
-    for (b, x) in row.iter().enumerate() {
+    for (b, x) in rows.iter().enumerate() {
+        let x = &x[row % GROUP_ROWS];
         let (values, scale) = (&tile[b / 2].values[b % 2], tile[b / 2].scale[b % 2][lane]);
         let q: &[i8] = bytemuck::cast_slice(&x.words);
         let mut dot = 0_i32;

@@ -1,15 +1,17 @@
 //! Walking a program, on every thread at once.
 
+mod attention;
+
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arena::Buffer;
-use super::attention::{self, QUERIES_MAX, Query};
+use super::attention::plan::Plan;
 use super::isa::Isa;
 use super::kv::KvCache;
 use super::matmul::{self, Input, Output};
 use super::packed::{BLOCK, PackedMatrix, TILE, share};
-use super::quantise::{QuantisedBlock, quantise_row};
+use super::quantise::{GROUP_ROWS, QuantisedBlock, place_row, quantise_row};
 use super::team::{Cursor, Team};
 use super::{CpuDevice, TAKEN_MAX, TOKENS_MAX, Tensor, ThreadState, Weight, rows};
 use crate::device::{Batch, MatmulPart, Op, Program, RopeSpec, Rows, Sequence, TensorId, WeightId};
@@ -28,7 +30,9 @@ struct Run<'a> {
     quantised: &'a Buffer<QuantisedBlock>,
     kv: &'a KvCache,
     rope: &'a RopeSpec,
-    attention_tiles: &'a [(usize, usize, usize)],
+    attention: &'a Plan,
+    /// Results of groups that wait to be merged.
+    partials: &'a Buffer<f32>,
     team: &'a Team,
     batch: &'a Batch<'a>,
     /// Rows of the program.
@@ -46,11 +50,12 @@ impl CpuDevice {
         assert!(batch.taken.len() <= TAKEN_MAX, "the batch takes at most taken_max rows");
         let covered: usize = batch.sequences.iter().map(|sequence| sequence.num_rows).sum();
         assert_eq!(covered, batch.tokens.len(), "the sequences cover the rows");
-        plan_attention(&mut self.attention_tiles, &self.kv, batch);
+        let threads = self.pool.threads();
+        self.attention.set(batch.sequences, &self.kv.attention, threads);
         self.team.reset();
         let (isa, weights, tensors) = (self.isa, &self.weights[..], &self.tensors[..]);
         let (quantised, kv, rope) = (&self.quantised, &self.kv, &self.rope);
-        let (attention_tiles, team) = (&self.attention_tiles[..], &self.team);
+        let (attention, partials, team) = (&self.attention, &self.partials, &self.team);
         let states = &self.threads;
         self.pool.run(&|thread| {
             let mut state = states[thread].lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +66,8 @@ impl CpuDevice {
                 quantised,
                 kv,
                 rope,
-                attention_tiles,
+                attention,
+                partials,
                 team,
                 batch,
                 rows,
@@ -75,18 +81,6 @@ impl CpuDevice {
                 }
             }
         });
-    }
-}
-
-/// Cuts the sequences' rows into tiles that fill a call of the attention kernel.
-fn plan_attention(tiles: &mut Vec<(usize, usize, usize)>, kv: &KvCache, batch: &Batch<'_>) {
-    tiles.clear();
-    let group = kv.attention.heads / kv.attention.kv_heads;
-    let rows_max = (QUERIES_MAX / group).max(1);
-    for (index, sequence) in batch.sequences.iter().enumerate() {
-        for first in (0..sequence.num_rows).step_by(rows_max) {
-            tiles.push((index, first, rows_max.min(sequence.num_rows - first)));
-        }
     }
 }
 
@@ -215,15 +209,17 @@ impl Run<'_> {
         // A single row is quantised by each thread for itself: that costs less than to meet.
         let alone = self.rows == 1;
         let buffer = if alone { &state.quantised } else { self.quantised };
+        let row_blocks = &mut state.row_blocks[..if quantised { blocks } else { 0 }];
         // SAFETY: each row has its own blocks, and a thread's own buffer is its own.
-        let quantise = |row: usize| unsafe {
-            let to = buffer.slice_mut(row * blocks, blocks);
-            quantise_row(self.isa, self.row(x, row), to);
+        let mut quantise = |row: usize| unsafe {
+            quantise_row(self.isa, self.row(x, row), row_blocks);
+            place_row(row, row_blocks, |at, block| buffer.slice_mut(at, 1)[0] = block);
         };
         if quantised && !alone {
             // SAFETY: as above.
-            unsafe { self.each_row(cursor, quantise) };
+            unsafe { self.each_row(cursor, &mut quantise) };
         }
+        let groups = if quantised { self.rows.div_ceil(GROUP_ROWS) } else { 0 };
         let mut own_row_missing = quantised && alone;
         let units = |queue| parts.iter().map(|part| self.chunks(part, queue).0).sum();
         self.team.stage(self.thread, cursor, units, |queue, mut unit| {
@@ -237,7 +233,7 @@ impl Run<'_> {
                     cols,
                     x: tensor.values.slice(0, self.rows * tensor.stride),
                     x_stride: tensor.stride,
-                    blocks: buffer.slice(0, self.rows * blocks),
+                    blocks: bytemuck::cast_slice(buffer.slice(0, groups * blocks * GROUP_ROWS)),
                 }
             };
             for part in parts {
@@ -288,93 +284,5 @@ impl Run<'_> {
             let tiles = mine.bytes.slice(first * bytes, count * bytes);
             matmul::multiply(self.isa, matrix.kind, tiles, input, self.rows, output);
         }
-    }
-
-    /// Split by tiles of rows and by key heads.
-    ///
-    /// # Safety
-    /// As in [`Run::op`].
-    unsafe fn attention(
-        &self,
-        layer: usize,
-        q: TensorId,
-        out: TensorId,
-        state: &mut ThreadState,
-        cursor: &mut Cursor,
-    ) {
-        let spec = self.kv.attention;
-        let group = spec.heads / spec.kv_heads;
-        let queues = self.team.queues();
-        let pieces = self.attention_tiles.len() * spec.kv_heads;
-        let units = |queue| (pieces + queues - 1 - queue) / queues;
-        self.team.stage(self.thread, cursor, units, |queue, unit| {
-            // From the back: the last rows of a prompt see most, and the longest piece should not
-            // be begun last.
-            let piece = pieces - 1 - (unit * queues + queue);
-            let (tile, kv_head) = (piece / spec.kv_heads, piece % spec.kv_heads);
-            for first_head in (0..group).step_by(QUERIES_MAX) {
-                let heads = first_head..group.min(first_head + QUERIES_MAX);
-                let heads = kv_head * group + heads.start..kv_head * group + heads.end;
-                // SAFETY: this piece's heads of its rows are this unit's; keys and values were
-                // written by an earlier stage.
-                unsafe { self.attend(layer, q, out, tile, kv_head, heads, state) };
-            }
-        });
-    }
-
-    /// The query heads `heads`, all of `kv_head`, of the rows of a tile.
-    ///
-    /// # Safety
-    /// As in [`Run::op`].
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn attend(
-        &self,
-        layer: usize,
-        q: TensorId,
-        out: TensorId,
-        tile: usize,
-        kv_head: usize,
-        heads: std::ops::Range<usize>,
-        state: &mut ThreadState,
-    ) {
-        let head_dim = self.kv.attention.head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let (index, first, count) = self.attention_tiles[tile];
-        let sequence = &self.batch.sequences[index];
-        let blocks = &self.batch.block_tables[sequence.blocks_start..];
-        let mut queries = [const { None }; QUERIES_MAX];
-        let mut scaled = state.queries.chunks_exact_mut(head_dim);
-        for (i, query) in queries.iter_mut().enumerate().take(count * heads.len()) {
-            let row = first + i / heads.len();
-            let head = heads.start + i % heads.len();
-            let at = head * head_dim..(head + 1) * head_dim;
-            // SAFETY: the caller's promise.
-            let (q, out) = unsafe {
-                let row = sequence.first_row + row;
-                (&self.row(q, row)[at.clone()], self.head_mut(out, row, at))
-            };
-            let to = scaled.next().expect("a place for each query");
-            for (to, q) in to.iter_mut().zip(q) {
-                *to = q * scale;
-            }
-            let positions = sequence.first_position + row + 1;
-            *query = Some(Query { q: to, positions, out });
-        }
-        let mut queries = queries.map(Option::unwrap_or_default);
-        let queries = &mut queries[..count * heads.len()];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let scratch = &mut state.attention;
-            attention::attend(self.isa, self.kv, layer, kv_head, blocks, queries, scratch);
-        }
-    }
-
-    /// # Safety
-    /// No other thread uses that part of the row meanwhile.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn head_mut(&self, id: TensorId, row: usize, at: std::ops::Range<usize>) -> &mut [f32] {
-        let tensor = &self.tensors[id.0];
-        // SAFETY: the caller's promise.
-        unsafe { tensor.values.slice_mut(row * tensor.stride + at.start, at.len()) }
     }
 }
