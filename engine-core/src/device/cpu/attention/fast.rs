@@ -1,5 +1,7 @@
 //! The fast twins: a group is widened once, then several queries share each load of it.
 
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
 use super::{GROUP_PAGES, Group, Scores};
 use crate::device::cpu::exp::exp_lanes;
 use crate::device::cpu::kv::{KvDtype, PAGE};
@@ -94,6 +96,21 @@ unsafe fn widen_page<L: Lanes, C: Column>(page: &[u8], wide: &mut [[f32; PAGE]])
     }
 }
 
+/// Asks for one of `parts` parts of the pages: while keys are multiplied the values come, and while
+/// values are multiplied the next keys, from wherever they are into the second-level cache.
+#[inline(always)]
+fn fetch(pages: &[&[u8]], part: usize, parts: usize) {
+    const LINE: usize = 64;
+    let share = |part: usize| pages.len() * part / parts;
+    // With fewer parts than pages whole pages are asked for at once; no matter.
+    for page in &pages[share(part)..share(part + 1)] {
+        for line in page.iter().step_by(LINE) {
+            // SAFETY: a hint, of an address inside the page.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(line).cast()) };
+        }
+    }
+}
+
 /// Pages whose scores are computed at once.
 const PAGES: usize = 4;
 const _: () = assert!(GROUP_PAGES.is_multiple_of(PAGES));
@@ -105,8 +122,10 @@ unsafe fn scores<L: Lanes>(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mu
     let dim = group.head_dim;
     // SAFETY: the caller's promise.
     unsafe { widen::<L>(group, group.keys, wide) };
+    let calls = group.seen.len().div_ceil(L::QUERIES);
     let queries = group.q.chunks(L::QUERIES * dim).zip(group.seen.chunks(L::QUERIES));
-    for ((q, seen), out) in queries.zip(out.chunks_mut(L::QUERIES)) {
+    for (call, ((q, seen), out)) in queries.zip(out.chunks_mut(L::QUERIES)).enumerate() {
+        fetch(group.values, call, calls);
         let pages = seen.iter().max().map_or(0, |seen| seen.div_ceil(PAGE));
         for first in (0..pages).step_by(PAGES) {
             let keys = &wide[first * dim..][..PAGES * dim];
@@ -225,8 +244,11 @@ unsafe fn values<L: Lanes>(
     // SAFETY: the caller's promise.
     unsafe { widen::<L>(group, group.values, wide) };
     let queries = group.seen.chunks(L::QUERIES).zip(weights.chunks(L::QUERIES));
+    let calls = group.seen.len().div_ceil(L::QUERIES);
     let out = out.as_chunks_mut::<PAGE>().0;
-    for ((seen, weights), out) in queries.zip(out.chunks_mut(L::QUERIES * columns)) {
+    let of_calls = queries.zip(out.chunks_mut(L::QUERIES * columns)).enumerate();
+    for (call, ((seen, weights), out)) in of_calls {
+        fetch(group.next_keys, call, calls);
         let count = seen.iter().max().copied().unwrap_or(0);
         let rows = &wide[..count * columns];
         let mut first = 0;

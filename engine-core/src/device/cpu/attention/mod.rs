@@ -97,6 +97,8 @@ struct Group<'a> {
     /// One for each page that any query sees.
     keys: &'a [&'a [u8]],
     values: &'a [&'a [u8]],
+    /// Of the group after this one, which a kernel may ask the memory for.
+    next_keys: &'a [&'a [u8]],
     /// `[queries][head_dim]`
     q: &'a [f32],
     /// Of the group's positions, how many each query sees; may be 0.
@@ -128,16 +130,23 @@ pub unsafe fn attend(
         // SAFETY: the caller's promise.
         unsafe { cache.page(queries.layer, values, block, queries.kv_head, page % pages_of_block) }
     };
-    let (mut keys, mut values) = ([&[][..]; GROUP_PAGES], [&[][..]; GROUP_PAGES]);
+    let mut keys = [&[][..]; GROUP_PAGES];
+    let (mut values, mut next_keys) = (keys, keys);
     let pages = last.div_ceil(PAGE);
     for index in 0..pages {
         (keys[index], values[index]) = (page(false, index), page(true, index));
+    }
+    let total = queries.positions.iter().max().map_or(0, |most| most.div_ceil(PAGE));
+    let next = total.saturating_sub(first / PAGE + GROUP_PAGES).min(GROUP_PAGES);
+    for (index, keys) in next_keys[..next].iter_mut().enumerate() {
+        *keys = page(false, GROUP_PAGES + index);
     }
     let group = Group {
         dtype: cache.dtype,
         head_dim: cache.attention.head_dim,
         keys: &keys[..pages],
         values: &values[..pages],
+        next_keys: &next_keys[..next],
         q: queries.q,
         seen: &scratch.seen,
     };

@@ -74,14 +74,28 @@ impl CpuDevice {
                 thread,
             };
             let mut cursor = Cursor::default();
-            for op in &program.ops {
-                run.op(op, &mut state, &mut cursor);
+            let mut ops = &program.ops[..];
+            while !ops.is_empty() {
+                // SAFETY: all threads run the same stages in the same order.
+                let done = unsafe { run.stages(ops, &mut state, &mut cursor) };
+                ops = &ops[done..];
                 if thread == 0 {
-                    progress.fetch_add(1, Ordering::Relaxed);
+                    progress.fetch_add(done as u64, Ordering::Relaxed);
                 }
             }
         });
     }
+}
+
+/// How many of the first `ops` see one row at a time, so that a thread can take a row through all of
+/// them. [`Op::Take`] reads another row: it can only be the first.
+fn rows_only(ops: &[Op]) -> usize {
+    let of_a_row = |(index, op): &(usize, &Op)| match op {
+        Op::Matmul { .. } | Op::Attention { .. } => false,
+        Op::Take { .. } => *index == 0,
+        _ => true,
+    };
+    ops.iter().enumerate().take_while(of_a_row).count()
 }
 
 impl Run<'_> {
@@ -142,56 +156,116 @@ impl Run<'_> {
         sequence.first_position + row - sequence.first_row
     }
 
-    /// One operation, with the other threads.
-    fn op(&self, op: &Op, state: &mut ThreadState, cursor: &mut Cursor) {
+    /// The first of `ops`, with the other threads, and those that can follow it without meeting in
+    /// between; returns how many.
+    ///
+    /// # Safety
+    /// All threads call this with the same operations, after the same stages.
+    unsafe fn stages(&self, ops: &[Op], state: &mut ThreadState, cursor: &mut Cursor) -> usize {
+        let of_rows = rows_only(ops);
+        let next = ops.get(of_rows);
         // SAFETY: every operation is a stage or more; each unit of a stage writes its own rows,
-        // columns or heads, and reads what earlier stages wrote. The operations that are not split
-        // by rows say so below.
+        // columns or heads, and reads what earlier stages wrote.
+        unsafe {
+            match next {
+                // A single row is quantised by each thread for itself, later: that costs less than
+                // to meet.
+                Some(Op::Matmul { x, parts }) if self.rows > 1 && self.quantises(parts) => {
+                    self.each_row(cursor, |row| {
+                        ops[..of_rows].iter().for_each(|op| self.row_op(op, row));
+                        self.quantise(*x, row, self.quantised, &mut state.row_blocks);
+                    });
+                }
+                _ if of_rows > 0 => self.each_row(cursor, |row| {
+                    ops[..of_rows].iter().for_each(|op| self.row_op(op, row));
+                }),
+                _ => {}
+            }
+            match next {
+                Some(Op::Matmul { x, parts }) => self.matmul(*x, parts, state, cursor),
+                Some(Op::Attention { layer, q, out }) => {
+                    self.attention(*layer, *q, *out, state, cursor);
+                }
+                _ => return of_rows,
+            }
+        }
+        of_rows + 1
+    }
+
+    /// One of the operations that see one row at a time.
+    ///
+    /// # Safety
+    /// No other thread uses that row meanwhile.
+    unsafe fn row_op(&self, op: &Op, row: usize) {
+        // SAFETY: the caller's promise.
         unsafe {
             match op {
-                Op::Embed { table, out } => self.each_row(cursor, |row| {
+                Op::Embed { table, out } => {
                     let token = self.batch.tokens[row] as usize;
                     self.matrix(*table).unpack_row(token, self.row_mut(*out, row));
-                }),
-                Op::RmsNorm { x, weight, eps, out } => self.each_row(cursor, |row| {
+                }
+                Op::RmsNorm { x, weight, eps, out } => {
                     let out = self.row_mut(*out, row);
                     rows::rms_norm(self.isa, self.row(*x, row), self.vector(*weight), *eps, out);
-                }),
-                Op::Matmul { x, parts } => self.matmul(*x, parts, state, cursor),
-                Op::AddBias { x, bias } => self.each_row(cursor, |row| {
+                }
+                Op::AddBias { x, bias } => {
                     rows::add_bias(self.isa, self.row_mut(*x, row), self.vector(*bias));
-                }),
-                Op::RopeAngles { out } => self.each_row(cursor, |row| {
+                }
+                Op::RopeAngles { out } => {
                     let out = self.row_mut(*out, row);
                     rows::rope_angles(self.position_of(row), &self.rope.frequencies, out);
-                }),
-                Op::Rope { x, angles, head_dim } => self.each_row(cursor, |row| {
+                }
+                Op::Rope { x, angles, head_dim } => {
                     let x = self.row_mut(*x, row);
                     rows::rope(self.isa, x, self.row(*angles, row), *head_dim);
-                }),
-                Op::KvWrite { layer, k, v } => self.each_row(cursor, |row| {
+                }
+                Op::KvWrite { layer, k, v } => {
                     let (sequence, position) = (self.sequence_of(row), self.position_of(row));
                     let index = sequence.blocks_start + position / self.kv.block_size;
                     let block = self.batch.block_tables[index] as usize;
                     let offset = position % self.kv.block_size;
                     self.kv.write(*layer, block, offset, self.row(*k, row), self.row(*v, row));
-                }),
-                Op::Attention { layer, q, out } => {
-                    self.attention(*layer, *q, *out, state, cursor);
                 }
-                Op::Gate { activation, gate, up } => self.each_row(cursor, |row| {
+                Op::Gate { activation, gate, up } => {
                     let (gate, up) = (self.row_mut(*gate, row), self.row(*up, row));
                     rows::gate(self.isa, *activation, gate, up);
-                }),
-                Op::Take { x, out } => self.each_row(cursor, |row| {
+                }
+                Op::Take { x, out } => {
                     let from = self.batch.taken[row] as usize;
                     self.row_mut(*out, row).copy_from_slice(self.row(*x, from));
-                }),
+                }
+                Op::Matmul { .. } | Op::Attention { .. } => {
+                    unreachable!("rows_only counts operations on rows")
+                }
             }
         }
     }
 
-    /// Quantises `x` row by row, then multiplies tile by tile.
+    /// Whether a product of `parts` reads its input quantised.
+    fn quantises(&self, parts: &[MatmulPart]) -> bool {
+        parts.iter().any(|part| self.matrix(part.weight).kind.quantised())
+    }
+
+    /// Quantises row `row` of `x` to its places in `to`.
+    ///
+    /// # Safety
+    /// No other thread writes that row, or uses its places, meanwhile.
+    unsafe fn quantise(
+        &self,
+        x: TensorId,
+        row: usize,
+        to: &Buffer<QuantisedBlock>,
+        row_blocks: &mut [QuantisedBlock],
+    ) {
+        let row_blocks = &mut row_blocks[..self.tensors[x.0].width / BLOCK];
+        // SAFETY: the caller's promise.
+        unsafe {
+            quantise_row(self.isa, self.row(x, row), row_blocks);
+            place_row(row, row_blocks, |at, block| to.slice_mut(at, 1)[0] = block);
+        }
+    }
+
+    /// Multiplies tile by tile. Rows of `x` are quantised already, if it is more than one.
     ///
     /// # Safety
     /// As in [`Run::op`].
@@ -205,27 +279,17 @@ impl Run<'_> {
         let tensor = &self.tensors[x.0];
         let cols = tensor.width;
         let blocks = cols / BLOCK;
-        let quantised = parts.iter().any(|part| self.matrix(part.weight).kind.quantised());
-        // A single row is quantised by each thread for itself: that costs less than to meet.
+        let quantised = self.quantises(parts);
         let alone = self.rows == 1;
         let buffer = if alone { &state.quantised } else { self.quantised };
-        let row_blocks = &mut state.row_blocks[..if quantised { blocks } else { 0 }];
-        // SAFETY: each row has its own blocks, and a thread's own buffer is its own.
-        let mut quantise = |row: usize| unsafe {
-            quantise_row(self.isa, self.row(x, row), row_blocks);
-            place_row(row, row_blocks, |at, block| buffer.slice_mut(at, 1)[0] = block);
-        };
-        if quantised && !alone {
-            // SAFETY: as above.
-            unsafe { self.each_row(cursor, &mut quantise) };
-        }
         let groups = if quantised { self.rows.div_ceil(GROUP_ROWS) } else { 0 };
         let mut own_row_missing = quantised && alone;
         let units = |queue| parts.iter().map(|part| self.chunks(part, queue).0).sum();
         self.team.stage(self.thread, cursor, units, |queue, mut unit| {
             // Not before a unit is taken: until then the stage may be over, and `x` be written.
             if std::mem::take(&mut own_row_missing) {
-                quantise(0);
+                // SAFETY: a thread's own buffer is its own.
+                unsafe { self.quantise(x, 0, buffer, &mut state.row_blocks) };
             }
             // SAFETY: nothing writes the input until this stage is done.
             let input = unsafe {
