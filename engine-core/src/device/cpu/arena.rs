@@ -63,6 +63,19 @@ impl Arena {
     }
 }
 
+#[cfg(test)]
+impl Arena {
+    /// What of it the system has given memory to.
+    pub fn resident_bytes(&self) -> usize {
+        const PAGE: usize = 4096;
+        let mut pages = vec![0_u8; self.mapped.div_ceil(PAGE)];
+        // SAFETY: the mapping is ours, and there is a byte for each of its pages.
+        let rc = unsafe { libc::mincore(self.start.as_ptr(), self.mapped, pages.as_mut_ptr()) };
+        assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+        pages.iter().filter(|page| **page & 1 == 1).count() * PAGE
+    }
+}
+
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, whole, and no `Buffer` outlives the device that owns it.
@@ -138,5 +151,16 @@ impl Layout {
         let at = self.end.next_multiple_of(64);
         self.end = at + bytes;
         at
+    }
+}
+
+/// Gives what was allocated and freed again back to the system: reading a model's metadata leaves
+/// tens of megabytes in the allocator, which would keep them for a process that will never again
+/// ask for so much.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call has no requirements; it may be made at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

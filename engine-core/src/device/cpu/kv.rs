@@ -2,8 +2,8 @@
 //!
 //! A block is cut into pages of 16 positions. Keys of a page are stored by dimension, 16 positions
 //! side by side, so that one register scores 16 positions; values are stored by position. All that
-//! one head of one layer keeps of a block lies together:
-//! `[layer][block][key or value][kv head][page][...]`.
+//! the layers keep of a block lies together, so that memory, which comes in huge pages, is taken for
+//! the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
 
 use half::{bf16, f16};
 
@@ -97,9 +97,9 @@ impl KvCache {
     fn page_at(&self, layer: usize, values: bool, block: usize, head: usize, page: usize) -> usize {
         assert!(block < self.num_blocks, "block {block} of {}", self.num_blocks);
         let pages = self.block_size / PAGE;
-        let of_block =
-            ((layer * self.num_blocks + block) * 2 + usize::from(values)) * self.attention.kv_heads;
-        ((of_block + head) * pages + page) * self.page_values() * self.dtype.bytes()
+        let of_layer = (block * self.attention.layers + layer) * 2 + usize::from(values);
+        let of_head = of_layer * self.attention.kv_heads + head;
+        (of_head * pages + page) * self.page_values() * self.dtype.bytes()
     }
 
     /// The bytes of the page that holds `position`: keys `[head_dim][16]`, values `[16][head_dim]`.
@@ -152,5 +152,28 @@ impl KvCache {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache for many tokens of which few are used takes the memory of few.
+    #[test]
+    fn memory_is_taken_for_the_blocks_in_use() {
+        const USED: usize = 40;
+        let spec = AttentionSpec { layers: 30, heads: 9, kv_heads: 3, head_dim: 64 };
+        let cache = KvCache::new(spec, KvDtype::F16, 16, 4097).unwrap();
+        let row = vec![1.0; 3 * 64];
+        for (layer, block) in (0..30).flat_map(|layer| (1..=USED).map(move |block| (layer, block)))
+        {
+            // SAFETY: this is the only thread.
+            unsafe { cache.write(layer, block, 0, &row, &row) };
+        }
+        let used = block_bytes(&spec, 16, KvDtype::F16) * (USED + 1);
+        let resident = cache._arena.resident_bytes();
+        assert!(resident >= used / 16, "{resident} bytes: the figure means nothing");
+        assert!(resident <= used + 2 * (2 << 20), "{resident} bytes for {used} in use");
     }
 }

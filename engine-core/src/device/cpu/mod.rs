@@ -26,7 +26,7 @@ pub(crate) mod testing;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use arena::{Arena, Buffer, Layout};
+use arena::{Arena, Buffer, Layout, trim_heap};
 pub use isa::Isa;
 use kv::KvCache;
 pub use kv::{KvDtype, block_bytes};
@@ -196,6 +196,7 @@ impl CpuDevice {
                 attention: AttentionState::new(&config.attention),
             })
         };
+        trim_heap();
         Ok(Self {
             isa: config.isa,
             pool,
