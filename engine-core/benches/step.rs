@@ -44,16 +44,19 @@ fn main() -> anyhow::Result<()> {
     let mut runner = CpuRunner::load(&file, &config, &Progress::default(), &mut |_| ())?;
     drop(file);
     let (isa, threads) = (runner.isa().as_str(), runner.threads());
+    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let figures = step(&mut runner, bench)?;
     println!(
-        "{isa}, {threads} threads: decode of {} at {}: {:.2} ms a step, {:.0} tokens/s; prefill of \
-         {}: {:.1} ms, {:.0} tokens/s",
+        "{isa}, {threads} threads: decode of {} at {}: {:.2} ms a step ({:.2} of CPU), {:.0} tokens/s; \
+         prefill of {}: {:.1} ms ({:.1} of CPU), {:.0} tokens/s",
         bench.batch,
         bench.context,
-        figures.decode_step.as_secs_f64() * 1e3,
+        ms(figures.decode_step),
+        ms(figures.decode_step_cpu),
         figures.decode_tokens_per_s,
         bench.prefill,
-        figures.prefill.as_secs_f64() * 1e3,
+        ms(figures.prefill),
+        ms(figures.prefill_cpu),
         figures.prefill_tokens_per_s
     );
     Ok(())

@@ -36,10 +36,14 @@ impl Default for StepBench {
 pub struct StepFigures {
     /// A decode step of the whole batch.
     pub decode_step: Duration,
+    /// The CPU time of all threads in it: what can be compared where other work takes the cores away.
+    pub decode_step_cpu: Duration,
     /// Tokens a second of the whole batch.
     pub decode_tokens_per_s: f64,
     /// One prompt.
     pub prefill: Duration,
+    /// Its CPU time.
+    pub prefill_cpu: Duration,
     /// Prompt tokens a second.
     pub prefill_tokens_per_s: f64,
 }
@@ -50,15 +54,17 @@ pub struct StepFigures {
 /// The runner's.
 pub fn step(runner: &mut dyn Runner, bench: StepBench) -> Result<StepFigures, RunnerError> {
     let mut driver = Driver::new(runner);
-    let decode_step = driver.decode(bench)?;
-    let prefill = driver.prefill(bench)?;
+    let (decode_step, decode_step_cpu) = driver.decode(bench)?;
+    let (prefill, prefill_cpu) = driver.prefill(bench)?;
     let per_s = |tokens: u32, time: Duration| {
         if time.is_zero() { 0.0 } else { f64::from(tokens) / time.as_secs_f64() }
     };
     Ok(StepFigures {
         decode_step,
+        decode_step_cpu,
         decode_tokens_per_s: per_s(bench.batch, decode_step),
         prefill,
+        prefill_cpu,
         prefill_tokens_per_s: per_s(bench.prefill, prefill),
     })
 }
@@ -100,15 +106,16 @@ impl<'a> Driver<'a> {
         key
     }
 
-    fn execute(&mut self, mut plan: StepPlan) -> Result<Duration, RunnerError> {
+    /// Runs a step; its time on the wall and on the processors.
+    fn execute(&mut self, mut plan: StepPlan) -> Result<(Duration, Duration), RunnerError> {
         self.step += 1;
         plan.step = self.step;
-        let started = Instant::now();
+        let (started, cpu) = (Instant::now(), cpu_time());
         self.runner.execute(&plan, &self.progress)?;
-        Ok(started.elapsed())
+        Ok((started.elapsed(), cpu_time().saturating_sub(cpu)))
     }
 
-    fn decode(&mut self, bench: StepBench) -> Result<Duration, RunnerError> {
+    fn decode(&mut self, bench: StepBench) -> Result<(Duration, Duration), RunnerError> {
         let block_size = self.runner.spec().block_size;
         let blocks = (bench.context + bench.decode_steps).div_ceil(block_size);
         let mut keys = Vec::new();
@@ -131,10 +138,10 @@ impl<'a> Driver<'a> {
             times.push(self.execute(StepPlan { scheduled, ..StepPlan::default() })?);
         }
         self.execute(StepPlan { finished: keys, ..StepPlan::default() })?;
-        Ok(median(times))
+        Ok(medians(times))
     }
 
-    fn prefill(&mut self, bench: StepBench) -> Result<Duration, RunnerError> {
+    fn prefill(&mut self, bench: StepBench) -> Result<(Duration, Duration), RunnerError> {
         let mut times = Vec::new();
         let rounds = if bench.prefill == 0 { 0 } else { bench.prefill_rounds };
         for _ in 0..rounds {
@@ -143,11 +150,23 @@ impl<'a> Driver<'a> {
             times.push(self.execute(plan)?);
             self.execute(StepPlan { finished: vec![key], ..StepPlan::default() })?;
         }
-        Ok(median(times))
+        Ok(medians(times))
     }
+}
+
+/// Each by itself.
+fn medians(times: Vec<(Duration, Duration)>) -> (Duration, Duration) {
+    let (wall, cpu) = times.into_iter().unzip();
+    (median(wall), median(cpu))
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// What all threads of this process have computed so far.
+fn cpu_time() -> Duration {
+    let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    nix::time::clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
