@@ -47,8 +47,8 @@ fn main() -> anyhow::Result<()> {
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let figures = step(&mut runner, bench)?;
     println!(
-        "{isa}, {threads} threads: decode of {} at {}: {:.2} ms a step ({:.2} of CPU), {:.0} tokens/s; \
-         prefill of {}: {:.1} ms ({:.1} of CPU), {:.0} tokens/s",
+        "{isa}, {threads} threads: decode of {} at {}: {:.2} ms a step ({:.2} of CPU), \
+         {:.0} tokens/s; prefill of {}: {:.1} ms ({:.1} of CPU), {:.0} tokens/s",
         bench.batch,
         bench.context,
         ms(figures.decode_step),

@@ -36,7 +36,7 @@ impl Default for StepBench {
 pub struct StepFigures {
     /// A decode step of the whole batch.
     pub decode_step: Duration,
-    /// The CPU time of all threads in it: what can be compared where other work takes the cores away.
+    /// The CPU time of all threads in it: this can be compared where other work takes the cores.
     pub decode_step_cpu: Duration,
     /// Tokens a second of the whole batch.
     pub decode_tokens_per_s: f64,

@@ -2,8 +2,8 @@
 //!
 //! A block is cut into pages of 16 positions. Keys of a page are stored by dimension, 16 positions
 //! side by side, so that one register scores 16 positions; values are stored by position. All that
-//! the layers keep of a block lies together, so that memory, which comes in huge pages, is taken for
-//! the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
+//! the layers keep of a block lies together, so that memory, which comes in huge pages, is taken
+//! for the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
 
 use half::{bf16, f16};
 

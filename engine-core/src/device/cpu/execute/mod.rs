@@ -87,8 +87,8 @@ impl CpuDevice {
     }
 }
 
-/// How many of the first `ops` see one row at a time, so that a thread can take a row through all of
-/// them. [`Op::Take`] reads another row: it can only be the first.
+/// How many of the first `ops` see one row at a time, so that a thread can take a row through all
+/// of them. [`Op::Take`] reads another row: it can only be the first.
 fn rows_only(ops: &[Op]) -> usize {
     let of_a_row = |(index, op): &(usize, &Op)| match op {
         Op::Matmul { .. } | Op::Attention { .. } => false,

@@ -1,7 +1,8 @@
 //! The fast twins: the same sums in the same order, 16 outputs and up to 8 rows at a time.
 //!
-//! With 8 rows, 112 operations of a Q4 block share two ports with its 64 byte products: 57 % of their
-//! peak, and measured at that. 16 rows would be 61 %, but do not fit into the registers.
+//! With 8 rows a Q4 block takes 112 operations of the two ports that do its 64 byte products: 57 %
+//! of their peak, and it was measured at that. 16 rows would be 61 %, but do not fit into the
+//! registers: they were measured at 47 %.
 
 use super::{Input, Output};
 use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
