@@ -99,6 +99,10 @@ class Frontend:
         else:
             self.ask_for_tokens()
         say("done", tokens=self.tokens, finished=self.finished)
+        if args.until_dead:
+            while receive(self.output, self.deadline) != [DEAD]:
+                pass
+            say("dead")
         for sock in (self.input, self.output):
             sock.close()
         self.context.term()
@@ -558,6 +562,7 @@ def main():
     sub.add_argument("--sampling", default="{}", help="more sampling parameters, as JSON")
     sub.add_argument("--abort-after", type=int, help="tokens after which the first is aborted")
     sub.add_argument("--stdin", action="store_true", help="commands come from stdin")
+    sub.add_argument("--until-dead", action="store_true", help="wait for the engine's death notice")
 
     sub = command("engine", lambda args: Engine(args).run(), "play vLLM's engine")
     sub.add_argument("--handshake", required=True, help="address to connect to")

@@ -151,6 +151,23 @@ fn a_vllm_frontend_calls_utilities_of_our_core() {
     assert_eq!(said.last().unwrap()["finished"]["a"], "LENGTH");
 }
 
+/// Its clients would wait for ever: it never asks whether the core is still there.
+#[test]
+fn a_vllm_frontend_is_told_when_our_core_stops() {
+    let Some(python) = python() else { return };
+    let run = Run::new();
+    let args = ["frontend", "--handshake", "tcp://127.0.0.1:*", "--until-dead"];
+    let mut frontend = peer(&run, &python, "vllm_wire.py", &args);
+    let bound = once_said(&mut frontend, "bound");
+    let handshake = bound["handshake"].as_str().unwrap();
+    let core = ["engine-core", "--runner", "mock", "--handshake", handshake];
+    let mut core = run.pawl("core", &core);
+    once_said(&mut frontend, "done");
+    assert!(core.stop().success(), "{}", core.log());
+    assert!(frontend.wait().success(), "{}", frontend.log());
+    once_said(&mut frontend, "dead");
+}
+
 /// A model's file that says how to tokenize and nothing else: bytes are tokens 3 to 258.
 fn tiny_model(run: &Run) -> String {
     let path = run.path("tiny.gguf");

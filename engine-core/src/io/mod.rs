@@ -100,8 +100,9 @@ pub(crate) async fn serve(
     while let Ok(batch) = channels.out.try_recv() {
         io.send_batch(&mut endpoint, batch);
     }
-    if end == EngineEnd::Dead {
-        endpoint.broadcast_dead();
+    match end {
+        EngineEnd::Dead => endpoint.broadcast_dead(),
+        EngineEnd::Stopped => endpoint.broadcast_end(),
     }
     endpoint.close(LINGER).await;
 }

@@ -96,11 +96,10 @@ struct Link {
 }
 
 enum LinkRole {
-    Frontend,
+    /// A native one notices by itself that the core is gone.
+    Frontend { native: bool },
     /// Is sent a copy of each message. One that does not keep up misses some, and is told how many.
-    Tap {
-        missed: u64,
-    },
+    Tap { missed: u64 },
 }
 
 /// All clients of a core.
@@ -237,8 +236,20 @@ impl CoreEndpoint {
 
     /// Tells every client that the core is dead. Nothing must be sent after it.
     pub fn broadcast_dead(&mut self) {
-        let frontends = self.links.iter().filter(|(_, l)| matches!(l.role, LinkRole::Frontend));
-        let clients: Vec<ClientId> = frontends.map(|(client, _)| *client).collect();
+        self.say_dead(|_| true);
+    }
+
+    /// Tells vLLM's frontends alone that nothing comes any more, of a core that ends as it was told
+    /// to. They neither watch their sockets nor shake hands a second time: without the notice they
+    /// would take requests for ever and answer none. Nothing must be sent after it.
+    pub fn broadcast_end(&mut self) {
+        self.say_dead(|native| !native);
+    }
+
+    fn say_dead(&mut self, to: impl Fn(bool) -> bool) {
+        let told = |link: &Link| matches!(link.role, LinkRole::Frontend { native } if to(native));
+        let clients: Vec<ClientId> =
+            self.links.iter().filter(|(_, link)| told(link)).map(|(client, _)| *client).collect();
         for client in clients {
             // One that takes no more is cut off, which tells it as well.
             let _ = self.send(client, vec![Bytes::from_static(ENGINE_CORE_DEAD)]);
@@ -269,7 +280,7 @@ impl CoreEndpoint {
             LinkEvent::Message { client, frames } => {
                 let link = self.links.get(&client).filter(|link| link.joined);
                 // A tap has nothing to say.
-                if link.is_some_and(|link| matches!(link.role, LinkRole::Frontend)) {
+                if link.is_some_and(|link| matches!(link.role, LinkRole::Frontend { .. })) {
                     self.copy_to_taps(client, Direction::ToCore, &frames);
                     self.pending.push_back(CoreEvent::Message { client, frames });
                 }
@@ -306,7 +317,9 @@ impl CoreEndpoint {
             CoreAction::OpenLink { client, input, output, acknowledges, role } => {
                 let window = acknowledges.then_some(WINDOW_BYTES);
                 let (bytes_max, role) = match role {
-                    Role::Frontend => (OUTBOX_BYTES_MAX, LinkRole::Frontend),
+                    Role::Frontend => {
+                        (OUTBOX_BYTES_MAX, LinkRole::Frontend { native: acknowledges })
+                    }
                     Role::Tap => (TAP_OUTBOX_BYTES_MAX, LinkRole::Tap { missed: 0 }),
                 };
                 let outbox = SharedOutbox::new(Outbox::new(bytes_max, window));

@@ -142,6 +142,34 @@ async fn a_vllm_frontend_with_two_clients_is_served_as_it_expects() {
 }
 
 #[tokio::test]
+async fn a_core_that_stops_tells_vllm_frontends_alone() {
+    let (dir, address) = ipc();
+    let native_at = dir.address("native").unwrap();
+    let config = CoreEndpointConfig {
+        handshake: vec![address.clone()],
+        ..CoreEndpointConfig::new(vec![native_at.clone()])
+    };
+    let mut core = TestCore::start(config).await;
+    core.tell(|core| core.set_ready(frames("ready"))).await;
+    let (mut native, _sender) = join(&native_at).await;
+    up(&mut native).await;
+    core.joined().await;
+    let mut foreign = Foreign::bind(&dir, &address, 1).await;
+    foreign.hello().await;
+    foreign.answer().await;
+    let client = core.joined().await;
+    let mut endpoint = core.endpoint().await;
+    endpoint.send(client, frames("the last")).unwrap();
+    endpoint.broadcast_end();
+    endpoint.close(DEADLINE).await;
+    let (_, output) = &mut foreign.pairs[0];
+    assert_eq!(text(&receive(output).await), "the last");
+    assert_eq!(text(&receive(output).await), "ENGINE_CORE_DEAD");
+    let down = next(&mut native).await;
+    assert!(matches!(down, FrontendEvent::Down { .. }), "{down:?}");
+}
+
+#[tokio::test]
 async fn a_vllm_frontend_that_does_not_read_is_cut_off_after_five_seconds() {
     let (dir, address) = ipc();
     let mut core = dialing(&address).await;
