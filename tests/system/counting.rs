@@ -148,3 +148,21 @@ fn processor_time_is_told_in_fractions_of_seconds() {
     let later = wait_for("more processor time", || Some(used()).filter(|now| *now > early));
     assert!(later - early < 1.0, "from {early} to {later} seconds");
 }
+
+/// However soon a client leaves: what it has sent was a request.
+#[test]
+fn a_client_that_closes_in_the_instant_after_sending_is_counted() {
+    const CLIENTS: usize = 40;
+    let run = Run::new();
+    let _core = run.mock_core(&["--mock-step-ms", "20"]);
+    let frontend = run.frontend("api", &[]);
+    let before = frontend.scrape();
+    let body = json!({"prompt": [7], "max_tokens": 100, "ignore_eos": true});
+    for _ in 0..CLIENTS {
+        drop(frontend.http.open("POST", "/v1/completions", &body));
+    }
+    let left = |s: &Scrape| s.sum_if_any("http_requests_total", &[("status", "4xx")]);
+    let page = frontend.scrape_until("each of them", |s| left(s) == CLIENTS as f64);
+    let started = "pawl:http_requests_started_total";
+    assert_eq!(page.get(started) - before.get(started), CLIENTS as f64);
+}

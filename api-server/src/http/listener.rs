@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper::{Method, Request};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -19,8 +22,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::bad_head;
 use super::io::TimedStream;
+use super::observe::{bad_head, left_at_once};
 use crate::config::HttpLimits;
 use crate::metrics::Metrics;
 
@@ -178,7 +181,16 @@ impl Connection {
             tracing::debug!("TCP_NODELAY: {error}");
         }
         let io = TokioIo::new(TimedStream::new(stream, self.write_timeout));
-        let service = TowerToHyperService::new(self.router);
+        let routes = TowerToHyperService::new(self.router);
+        let metrics = self.metrics.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let unseen = Unseen::new(metrics.clone(), request.method());
+            let answer = routes.call(request);
+            async move {
+                unseen.seen();
+                answer.await
+            }
+        });
         let mut connection = std::pin::pin!(self.protocol.serve_connection(io, service));
         let mut closing = false;
         let ended = loop {
@@ -197,6 +209,32 @@ impl Connection {
                 bad_head(&metrics, status);
             }
             tracing::debug!("a connection ended: {error}");
+        }
+    }
+}
+
+/// A request that was read and that no route has looked at. A client that closes right after
+/// sending is noticed while it is in this state; its request is counted all the same.
+struct Unseen {
+    metrics: Option<Arc<Metrics>>,
+    method: Method,
+}
+
+impl Unseen {
+    fn new(metrics: Option<Arc<Metrics>>, method: &Method) -> Self {
+        Self { metrics, method: method.clone() }
+    }
+
+    /// From here on what stands around the routes counts it.
+    fn seen(mut self) {
+        self.metrics = None;
+    }
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        if let Some(metrics) = &self.metrics {
+            left_at_once(metrics, &self.method);
         }
     }
 }

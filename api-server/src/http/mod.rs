@@ -37,7 +37,6 @@ mod tokens;
 pub use body::JsonBytes;
 pub use error::{method_not_allowed, route_not_found};
 pub use ids::REQUEST_ID;
-pub use observe::bad_head;
 pub use probes::{health, load, own_metrics, ready, version};
 
 use std::sync::Arc;

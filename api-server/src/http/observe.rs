@@ -76,10 +76,19 @@ pub async fn observe(
 
 /// Counts a head that could not be read as a request at all.
 pub fn bad_head(metrics: &Metrics, status: u16) {
+    unrouted(metrics, "OTHER", status);
+}
+
+/// Counts a request whose client left before any route looked at it.
+pub fn left_at_once(metrics: &Metrics, method: &Method) {
+    unrouted(metrics, method_label(method), CLIENT_LEFT);
+}
+
+fn unrouted(metrics: &Metrics, method: &'static str, status: u16) {
     metrics.http_started();
     metrics.http_observed(&HttpObservation {
-        method: "OTHER",
-        handler: "none",
+        method,
+        handler: Route::NONE.template,
         status,
         seconds: 0.0,
         request_bytes: 0,
