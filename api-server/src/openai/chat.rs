@@ -83,7 +83,8 @@ impl ChatRequest {
         let mut common = Common::read(fields, bounds, 1)?;
         let wants = fields.flag("logprobs", false)?;
         let top = logprobs("top_logprobs", fields, bounds)?;
-        if top.is_some() && !wants {
+        // As in vLLM, 0 asks for nothing.
+        if top.is_some_and(|top| top > 0) && !wants {
             return Err(ApiError::invalid("top_logprobs", "needs logprobs: true beside it"));
         }
         common.sampling.logprobs = wants.then(|| top.unwrap_or(0));

@@ -146,6 +146,7 @@ async fn counts_and_seeds() {
         r#""logprobs":true,"top_logprobs":21"#,
         r#""logprobs":true,"top_logprobs":-1"#,
         r#""top_logprobs":5"#,
+        r#""top_logprobs":0"#,
         r#""logprobs":5"#,
         r#""max_completion_tokens":0"#,
         r#""max_tokens":3,"max_completion_tokens":2"#,
