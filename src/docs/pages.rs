@@ -106,8 +106,8 @@ fn routes_are_on_the_page() {
 
     let admin = read("api-server/src/admin/mod.rs");
     let admin = between(&admin, "Router::new()", ".with_state");
-    let paragraph = between(&page, "The admin listener (", "\n\n");
-    let words = ticked(paragraph).map(|word| word.rsplit(' ').next().unwrap());
+    let part = section(&page, "## The admin listener");
+    let words = ticked(part).map(|word| word.rsplit(' ').next().unwrap());
     let on_page = set(words.filter(|word| word.starts_with('/')));
     check_same("routes of the admin listener", &set(quoted(admin)), &on_page);
 }

@@ -13,6 +13,7 @@ mod harness;
 mod identity;
 mod ledger;
 mod lifecycle;
+mod operators;
 mod python;
 mod recording;
 mod streams;

@@ -3,13 +3,15 @@
 //! `GET /metrics`, `/health`, `/ready`, `/load`, `/version` answer for this one process, whatever
 //! its siblings on the shared port do. `GET /recording` tells whether metrics are recorded, and
 //! `POST /recording` with `{"enabled": true}` or `false` switches that in the running server:
-//! tokens flow the same either way. No key is asked for: the port is for those who run the server.
-//! Its own requests are counted nowhere.
+//! tokens flow the same either way. What may be asked of the engine itself is in [`calls`]. No key
+//! is asked for: the port is for those who run the server. Its own requests are counted nowhere.
+
+mod calls;
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
@@ -30,6 +32,17 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/load", get(load))
         .route("/version", get(version))
         .route("/recording", get(recording).post(set_recording))
+        .route("/reset_prefix_cache", post(calls::reset_prefix_cache))
+        .route("/reset_mm_cache", post(calls::reset_mm_cache))
+        .route("/reset_encoder_cache", post(calls::reset_encoder_cache))
+        .route("/pause", post(calls::pause))
+        .route("/resume", post(calls::resume))
+        .route("/is_paused", get(calls::is_paused))
+        .route("/sleep", post(calls::sleep))
+        .route("/wake_up", post(calls::wake_up))
+        .route("/is_sleeping", get(calls::is_sleeping))
+        .route("/start_profile", post(calls::start_profile))
+        .route("/stop_profile", post(calls::stop_profile))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(route_not_found)
         .with_state(app)

@@ -7,6 +7,7 @@ use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{FinishReason, SamplingParams, StopReason};
 
 use super::Inner;
+use crate::metrics::AdmissionReason;
 use crate::output_handler::Mailbox;
 
 /// A request, checked by the caller, ready for the core.
@@ -120,7 +121,8 @@ pub struct EngineFailure {
     /// What kind.
     pub kind: FailureKind,
     /// For programs: `engine_down`, `engine_aborted`, `engine_error`, `unreadable_frame`,
-    /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, `queue_full`, …).
+    /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, `queue_full`,
+    /// `engine_paused`, …).
     pub code: String,
     /// For people.
     pub message: String,
@@ -129,13 +131,14 @@ pub struct EngineFailure {
 }
 
 impl EngineFailure {
-    /// The code of a request that the engine had no room for.
-    pub const QUEUE_FULL: &'static str = "queue_full";
-
-    /// Whether the engine had no room for the request.
+    /// If the engine did not take the request at all: why. It may be sent again later.
     #[must_use]
-    pub fn is_queue_full(&self) -> bool {
-        self.kind == FailureKind::Engine && self.code == Self::QUEUE_FULL
+    pub fn refusal(&self) -> Option<AdmissionReason> {
+        match (self.kind, self.code.as_str()) {
+            (FailureKind::Engine, "queue_full") => Some(AdmissionReason::QueueFull),
+            (FailureKind::Engine, "engine_paused") => Some(AdmissionReason::EngineUnavailable),
+            _ => None,
+        }
     }
 }
 

@@ -204,9 +204,9 @@ impl EngineClient {
         Ok(generations.pop().expect("one submission, one generation"))
     }
 
-    /// Starts the prompts of one client's request: all of them or none. When the core itself finds
-    /// no room for one of their choices, all that are open end with that
-    /// ([`EngineFailure::is_queue_full`]), and it is counted as one refusal.
+    /// Starts the prompts of one client's request: all of them or none. When the core itself does
+    /// not take one of their choices, all that are open end with that
+    /// ([`EngineFailure::refusal`]), and it is counted as one refusal.
     ///
     /// # Errors
     /// When the core cannot take them now.

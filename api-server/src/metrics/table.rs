@@ -229,7 +229,7 @@ const fn summary(
 }
 
 const fn process(name: &'static str, kind: Kind, help: &'static str) -> MetricSpec {
-    let moves = "read from /proc at each scrape";
+    let moves = "read from the system at each scrape";
     MetricSpec { name, kind, labels: &[], help, moves, across: Across::Sum }
 }
 
@@ -257,7 +257,8 @@ table! {
     KV_CACHE_USAGE = gauge("vllm:kv_cache_usage_perc", ENGINE,
         "Share of the KV-cache blocks in use; 1 means all of them.", STEP);
     ENGINE_SLEEP_STATE = gauge("vllm:engine_sleep_state", &["model_name", "engine", "sleep_state"],
-        "1 at the state the engine is in, 0 at the others.", "at start");
+        "1 at the state of the engine's weights, 0 at the others. They stay in memory, also while \
+         the engine sleeps.", "at start");
     CACHE_CONFIG_INFO = gauge("vllm:cache_config_info",
         &["engine", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching",
           "prefix_caching_hash_algo", "gpu_memory_utilization", "kv_cache_size_tokens"],

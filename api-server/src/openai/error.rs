@@ -79,12 +79,18 @@ error_codes! {
     Engine = "engine_error", 500, "server_error";
     /// A fault of the server's own.
     Internal = "internal_error", 500, "server_error";
+    /// The engine does not do what an operator asked of it.
+    CallFailed = "engine_call_failed", 501, "server_error";
+    /// The engine did not answer an operator's call in time.
+    CallTimeout = "engine_call_timeout", 504, "server_error";
     /// Too much is waiting.
     QueueFull = "queue_full", 503, "service_unavailable_error";
     /// No engine core is connected, or it died.
     EngineDown = "engine_unavailable", 503, "service_unavailable_error";
     /// The engine core is connected but does not move.
     EngineHung = "engine_hung", 503, "service_unavailable_error";
+    /// An operator has paused the engine.
+    EnginePaused = "engine_paused", 503, "service_unavailable_error";
     /// The server is stopping.
     ShuttingDown = "shutting_down", 503, "service_unavailable_error";
     /// The client read its stream too slowly, or not at all.

@@ -3,6 +3,8 @@
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{EngineCoreEvent, EventKind, FinishReason, PrefillStats};
 
+use crate::metrics::AdmissionReason;
+
 /// The sums and observations of one frame. Built under one reading of the clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IterationStats {
@@ -24,8 +26,8 @@ pub struct IterationStats {
     pub finished: Vec<FinishedRequest>,
     /// One for each request whose choices have all completed.
     pub finished_parents: Vec<FinishedParent>,
-    /// Clients' requests that the engine had no room for.
-    pub refused: u64,
+    /// One for each client's request that the engine did not take.
+    pub refused: Vec<AdmissionReason>,
     /// Intervals that were taken as 0 because their stamps were out of order.
     pub negative_intervals: u64,
 }

@@ -20,7 +20,7 @@ pub use iteration::{
 pub use mailbox::DeliveryLimits;
 pub(crate) use mailbox::Mailbox;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use self::request::{OpenRequest, TextState};
 use self::stats_log::StatsLog;
 use crate::detokenizer::TokenText;
 use crate::engine_client::{EngineFailure, FailureKind, Finish, Update};
-use crate::metrics::{AdmissionReason, EngineHandles, FrameKind, Metrics};
+use crate::metrics::{EngineHandles, FrameKind, Metrics};
 
 /// A submission that has been handed to the core.
 pub(crate) struct NewRequest<'a> {
@@ -283,11 +283,9 @@ impl OutputHandler {
                 update.cached_tokens = Some(open.life.cached_tokens());
             }
             update.error = failure_of(output, update.finish.as_ref());
-            if update.error.as_ref().is_some_and(EngineFailure::is_queue_full) {
-                let group = &self.parents[&open.parent].group;
-                if frame.refused.last() != Some(group) {
-                    frame.refused.push(group.clone());
-                }
+            if let Some(failure) = update.error.as_ref().filter(|e| e.refusal().is_some()) {
+                let group = self.parents[&open.parent].group.clone();
+                frame.refused.entry(group.start).or_insert_with(|| (group, failure.clone()));
             }
             if update.finish.is_some() {
                 // A stop string is seen here only: the core has to be told.
@@ -310,21 +308,19 @@ impl OutputHandler {
         abort
     }
 
-    /// Where the core had no room for one choice, the others of the same request end with it: an
+    /// Where the core did not take one choice, the others of the same request end with it: an
     /// answer is whole or it is none. Returns those that the core must forget.
     fn refuse_rest(&mut self, now: Stamp, frame: &mut Frame) -> Vec<RequestId> {
-        // One request's refusals mostly come side by side, but two requests' may be mixed.
-        let mut groups = std::mem::take(&mut frame.refused);
-        groups.sort_by_key(|group| group.start);
-        groups.dedup();
-        frame.sums.refused = groups.len() as u64;
         let mut ended = Vec::new();
-        for parent in groups.into_iter().flatten() {
-            let ids = self.parents.get(&parent).map(|parent| parent.ids.clone());
-            for id in ids.into_iter().flatten() {
-                if let Some(update) = self.failed(&id, &queue_full(), FinishReason::Abort) {
-                    self.end(&id, update, now, frame);
-                    ended.push(id);
+        for (group, failure) in std::mem::take(&mut frame.refused).into_values() {
+            frame.sums.refused.extend(failure.refusal());
+            for parent in group {
+                let ids = self.parents.get(&parent).map(|parent| parent.ids.clone());
+                for id in ids.into_iter().flatten() {
+                    if let Some(update) = self.failed(&id, &failure, FinishReason::Abort) {
+                        self.end(&id, update, now, frame);
+                        ended.push(id);
+                    }
                 }
             }
         }
@@ -384,7 +380,7 @@ impl OutputHandler {
         let finish = update.finish.as_ref().expect("a last update says how it ended");
         let reason = finish.reason;
         // Refused before it had a token, it was never admitted: counted as such, once for all.
-        let refused = update.error.as_ref().is_some_and(EngineFailure::is_queue_full)
+        let refused = update.error.as_ref().is_some_and(|error| error.refusal().is_some())
             && open.life.generation_tokens == 0;
         let completed = !refused && open.life.finish(reason, now, &mut frame.sums);
         let timing = open.life.timing(now);
@@ -432,8 +428,8 @@ impl OutputHandler {
         stats: Option<&SchedulerStats>,
         now: Stamp,
     ) -> Vec<RequestId> {
-        for _ in 0..frame.sums.refused {
-            self.metrics.admission_rejected(AdmissionReason::QueueFull);
+        for reason in &frame.sums.refused {
+            self.metrics.admission_rejected(*reason);
         }
         if let Some(engine) = &self.engine {
             self.metrics.record_iteration(engine, &frame.sums);
@@ -518,17 +514,6 @@ fn failure_of(output: &EngineCoreOutput, finish: Option<&Finish>) -> Option<Engi
     }
 }
 
-/// What the other choices of a refused one are told.
-fn queue_full() -> EngineFailure {
-    EngineFailure {
-        kind: FailureKind::Engine,
-        code: EngineFailure::QUEUE_FULL.to_string(),
-        message: "the engine has no room for all answers of this request; send it again later"
-            .to_string(),
-        retryable: true,
-    }
-}
-
 fn aborted_by_core() -> EngineFailure {
     EngineFailure {
         kind: FailureKind::Engine,
@@ -542,8 +527,8 @@ fn aborted_by_core() -> EngineFailure {
 #[derive(Default)]
 struct Frame {
     sums: IterationStats,
-    /// Groups of submissions of which the core has refused a choice for want of room.
-    refused: Vec<Range<u64>>,
+    /// Groups of submissions of which the core has not taken a choice, by their first key.
+    refused: BTreeMap<u64, (Range<u64>, EngineFailure)>,
     updates: Vec<(u64, Arc<Mailbox>, Update)>,
 }
 

@@ -4,13 +4,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::Stream;
+use futures::future::BoxFuture;
+use pawl_shared::protocol::Value;
 
 use crate::engine_client::{
-    EngineClient, EngineStatus, Generation, ServedModel, Submit, SubmitError, Update,
+    EngineClient, EngineStatus, Generation, ServedModel, Submit, SubmitError, Update, UtilityError,
 };
 
 /// What comes of one submitted request. Dropping it aborts what has not ended.
 pub type Updates = Pin<Box<dyn Stream<Item = Update> + Send>>;
+
+/// The answer to a call, once it is there.
+pub type Called = BoxFuture<'static, Result<Value, UtilityError>>;
 
 /// An engine behind the routes.
 pub trait Engine: Send + Sync + 'static {
@@ -25,6 +30,8 @@ pub trait Engine: Send + Sync + 'static {
     fn submit(&self, prompts: Vec<Submit>) -> Result<Vec<Updates>, SubmitError>;
     /// Ends every open request with an abort.
     fn abort_all(&self, reason: &str);
+    /// Calls a method of the core by name.
+    fn call(&self, method: &'static str, args: Vec<Value>) -> Called;
 }
 
 impl Engine for EngineClient {
@@ -48,5 +55,10 @@ impl Engine for EngineClient {
 
     fn abort_all(&self, reason: &str) {
         Self::abort_all(self, reason);
+    }
+
+    fn call(&self, method: &'static str, args: Vec<Value>) -> Called {
+        let client = self.clone();
+        Box::pin(async move { client.utility(method, args).await })
     }
 }

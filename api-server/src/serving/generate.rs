@@ -198,7 +198,8 @@ impl Running {
 fn failure_told(failure: &EngineFailure) -> ApiError {
     let code = match failure.kind {
         FailureKind::CoreDown => ErrorCode::EngineDown,
-        FailureKind::Engine if failure.is_queue_full() => ErrorCode::QueueFull,
+        FailureKind::Engine if failure.code == "queue_full" => ErrorCode::QueueFull,
+        FailureKind::Engine if failure.code == "engine_paused" => ErrorCode::EnginePaused,
         FailureKind::Engine if failure.code == "validation_error" => ErrorCode::InvalidValue,
         FailureKind::Engine => ErrorCode::Engine,
         FailureKind::SlowReader => ErrorCode::SlowReader,

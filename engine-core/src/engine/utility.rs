@@ -24,6 +24,8 @@ enum PauseMode {
 #[derive(Debug, Default)]
 pub(super) struct Pause {
     mode: Option<PauseMode>,
+    /// Whether it is a `sleep`, which a `wake_up` ends.
+    asleep: bool,
     clear_cache: bool,
     /// Bounded by [`PAUSE_CALLS_MAX`].
     callers: Vec<(ClientId, u64)>,
@@ -76,17 +78,36 @@ impl Engine {
                 Ok(running) => Value::Bool(self.reset_prefix_cache(running)),
                 Err(why) => return Answer::Now(Err(failed(call, &why))),
             },
-            "is_sleeping" => Value::Bool(false),
+            "is_sleeping" => Value::Bool(self.pause.asleep),
             "is_scheduler_paused" => Value::Bool(self.pause.mode.is_some()),
             "pause_generation" | "pause_scheduler" => {
-                return match self.pause(client, call) {
-                    Ok(()) => Answer::Later,
-                    Err(why) => Answer::Now(Err(failed(call, &why))),
-                };
+                let asked =
+                    mode_of(call, 0).and_then(|mode| Ok((mode, flag(call, 1, "clear_cache")?)));
+                return self.pause(client, call, asked);
+            }
+            "sleep" => {
+                let asked = mode_of(call, 1).and_then(|mode| Ok((mode, sleep_level(call)? > 0)));
+                let answer = self.pause(client, call, asked);
+                self.pause.asleep |= matches!(answer, Answer::Later);
+                return answer;
             }
             "resume_generation" | "resume_scheduler" => {
-                self.pause.mode = None;
+                self.resume();
                 Value::Nil
+            }
+            "wake_up" => match wakes_all(call) {
+                Ok(all) => {
+                    if all {
+                        self.resume();
+                    }
+                    Value::Bool(!self.pause.asleep)
+                }
+                Err(why) => return Answer::Now(Err(failed(call, &why))),
+            },
+            "profile" => {
+                let why = "this engine has no profiler; pawl:step_phase_seconds tells where steps \
+                           spend their time";
+                return Answer::Now(Err(failed(call, why)));
             }
             "list_loras" => Value::Array(Vec::new()),
             "get_weight_version" => text("default"),
@@ -106,27 +127,32 @@ impl Engine {
         self.scheduler.reset_prefix_cache()
     }
 
-    fn pause(&mut self, client: ClientId, call: &UtilityCall) -> Result<(), String> {
-        let mode = match call.args.first() {
-            None | Some(Value::Nil) => PauseMode::Abort,
-            Some(Value::Text(mode)) => match mode.as_str() {
-                "abort" => PauseMode::Abort,
-                "wait" => PauseMode::Wait,
-                "keep" => PauseMode::Keep,
-                other => return Err(format!("mode is {other:?}; it must be abort, wait or keep")),
-            },
-            Some(_) => return Err("mode must be text: abort, wait or keep".into()),
+    /// Begins a pause, in the mode and with or without clearing the cache as `asked`.
+    fn pause(
+        &mut self,
+        client: ClientId,
+        call: &UtilityCall,
+        asked: Result<(PauseMode, bool), String>,
+    ) -> Answer {
+        let full = || format!("{PAUSE_CALLS_MAX} calls already wait for the pause");
+        let room = self.pause.callers.len() < PAUSE_CALLS_MAX;
+        let asked = asked.and_then(|asked| room.then_some(asked).ok_or_else(full));
+        let (mode, clear_cache) = match asked {
+            Ok(asked) => asked,
+            Err(why) => return Answer::Now(Err(failed(call, &why))),
         };
-        if self.pause.callers.len() >= PAUSE_CALLS_MAX {
-            return Err(format!("{PAUSE_CALLS_MAX} calls already wait for the pause"));
-        }
         self.pause.mode = Some(mode);
-        self.pause.clear_cache |= matches!(call.args.get(1), Some(Value::Bool(true)));
+        self.pause.clear_cache |= clear_cache;
         self.pause.callers.push((client, call.call_id));
         if mode == PauseMode::Abort {
             self.abort_all();
         }
-        Ok(())
+        Answer::Later
+    }
+
+    fn resume(&mut self) {
+        self.pause.mode = None;
+        self.pause.asleep = false;
     }
 
     /// A pause is reached when no step is in flight and, unless requests are kept, none is left.
@@ -141,7 +167,8 @@ impl Engine {
             return;
         }
         if std::mem::take(&mut self.pause.clear_cache) && reached {
-            self.scheduler.reset_prefix_cache();
+            // Requests that are kept hold blocks; they compute everything again once resumed.
+            self.reset_prefix_cache(true);
         }
         for (client, call_id) in std::mem::take(&mut self.pause.callers) {
             self.outbox.push_reply(client, now, UtilityReply { call_id, result: Ok(Value::Nil) });
@@ -178,6 +205,52 @@ impl Engine {
 enum Answer {
     Now(Result<Value, String>),
     Later,
+}
+
+fn mode_of(call: &UtilityCall, at: usize) -> Result<PauseMode, String> {
+    match call.args.get(at) {
+        None | Some(Value::Nil) => Ok(PauseMode::Abort),
+        Some(Value::Text(mode)) => match mode.as_str() {
+            "abort" => Ok(PauseMode::Abort),
+            "wait" => Ok(PauseMode::Wait),
+            "keep" => Ok(PauseMode::Keep),
+            other => Err(format!("mode is {other:?}; it must be abort, wait or keep")),
+        },
+        Some(_) => Err("mode must be text: abort, wait or keep".into()),
+    }
+}
+
+/// How deep to sleep. The weights are in main memory already, so they stay there at every level:
+/// 0 only pauses, 1 forgets the cached blocks as well.
+fn sleep_level(call: &UtilityCall) -> Result<i128, String> {
+    match call.args.first() {
+        None | Some(Value::Nil) => Ok(1),
+        Some(Value::Integer(level @ 0..=1)) => Ok(*level),
+        Some(Value::Integer(2)) => {
+            Err("level 2 throws the weights away, which this engine cannot load again; use 1"
+                .into())
+        }
+        Some(_) => Err("level must be 0 or 1".into()),
+    }
+}
+
+/// Whether the parts named are all that sleeps. The weights never do, and a cache alone is of no
+/// use to a scheduler that stands still, so naming either of the others wakes everything.
+fn wakes_all(call: &UtilityCall) -> Result<bool, String> {
+    let tags = match call.args.first() {
+        None | Some(Value::Nil) => return Ok(true),
+        Some(Value::Array(tags)) => tags,
+        Some(_) => return Err("tags must be a list of texts".into()),
+    };
+    let mut all = tags.is_empty();
+    for tag in tags {
+        match tag {
+            Value::Text(tag) if tag == "weights" => {}
+            Value::Text(tag) if tag == "kv_cache" || tag == "scheduling" => all = true,
+            _ => return Err("tags are weights, kv_cache and scheduling".into()),
+        }
+    }
+    Ok(all)
 }
 
 /// A boolean argument; absent is no.

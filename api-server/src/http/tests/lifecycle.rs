@@ -70,6 +70,15 @@ async fn a_full_core_is_503_until_a_stream_has_begun_and_an_event_from_then_on()
 }
 
 #[tokio::test]
+async fn a_paused_core_is_503_with_a_time_to_come_again() {
+    let stage =
+        Stage::new(|_| vec![failure(FailureKind::Engine, "engine_paused", "generation is paused")]);
+    let answer = stage.post("/v1/completions", COMPLETION).await;
+    assert!(answer.starts_with("503 Service Unavailable\nretry-after: 1\n"), "{answer}");
+    assert!(answer.contains(r#""code":"engine_paused""#), "{answer}");
+}
+
+#[tokio::test]
 async fn a_quiet_stream_gets_comments_and_a_reader_that_leaves_aborts_it() {
     let limits = HttpLimits { keep_alive: Duration::from_millis(1), ..HttpLimits::default() };
     let stage =

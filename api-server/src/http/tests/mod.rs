@@ -15,7 +15,7 @@ use futures::StreamExt;
 use http_body_util::BodyExt;
 use pawl_shared::clock::ManualClock;
 use pawl_shared::model_card::ModelCard;
-use pawl_shared::protocol::{FinishReason, StopReason};
+use pawl_shared::protocol::{FinishReason, StopReason, Value};
 use pawl_shared::tokenizer::Tokenizer;
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -27,7 +27,7 @@ use crate::engine_client::{
     TokenLogprob, TopLogprob, Update,
 };
 use crate::metrics::Metrics;
-use crate::serving::engine::{Engine, Updates};
+use crate::serving::engine::{Called, Engine, Updates};
 
 /// What the fake engine makes of a request.
 type Script = Box<dyn Fn(&Submit) -> Vec<Update> + Send + Sync>;
@@ -58,6 +58,13 @@ impl Engine for FakeEngine {
 
     fn abort_all(&self, _: &str) {
         self.abort.send_replace(true);
+    }
+
+    /// Answers with what it was called with.
+    fn call(&self, method: &'static str, args: Vec<Value>) -> Called {
+        let mut called = vec![Value::Text(method.into())];
+        called.extend(args);
+        Box::pin(std::future::ready(Ok(Value::Array(called))))
     }
 }
 

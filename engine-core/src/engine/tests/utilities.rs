@@ -19,7 +19,7 @@ fn calls_are_answered() {
         "is_scheduler_paused",
         "list_loras",
         "get_weight_version",
-        "sleep",
+        "profile",
         "no_such_method",
     ] {
         harness.call(0, method, vec![]);
@@ -98,6 +98,39 @@ fn pausing_by_wait_is_answered_when_all_is_done() {
 #[test]
 fn pausing_by_keep_holds_everything_still() {
     insta::assert_snapshot!(check_pause("keep"));
+}
+
+/// What `sleep` with these arguments and `wake_up` with these tags lead to.
+fn check_sleep(sleep: Vec<Value>, tags: Vec<Value>) -> String {
+    let mut harness = Harness::new(config(1), 1);
+    harness.add(0, "running", &[1], 3);
+    harness.fill();
+    harness.told();
+    harness.call(0, "sleep", sleep);
+    harness.run_until_idle();
+    harness.call(0, "is_sleeping", vec![]);
+    harness.call(0, "is_scheduler_paused", vec![]);
+    harness.fill();
+    let asleep = harness.told();
+    harness.call(0, "wake_up", tags);
+    harness.call(0, "is_sleeping", vec![]);
+    harness.run_until_idle();
+    format!("asleep:\n{asleep}woken:\n{}", harness.told())
+}
+
+#[test]
+fn sleeping_is_a_pause_that_wake_up_ends() {
+    let level = |level| Value::Integer(level);
+    let text = |text: &str| Value::Text(text.into());
+    insta::assert_snapshot!(
+        "sleep_kept",
+        check_sleep(vec![level(0), text("keep")], vec![Value::Nil])
+    );
+    insta::assert_snapshot!("sleep_by_default", check_sleep(vec![], vec![]));
+    let tags = Value::Array(vec![text("weights")]);
+    insta::assert_snapshot!("sleep_wakes_in_part", check_sleep(vec![level(1)], vec![tags]));
+    let tags = Value::Array(vec![text("soul")]);
+    insta::assert_snapshot!("sleep_refused", check_sleep(vec![level(2)], vec![tags]));
 }
 
 #[test]
