@@ -36,7 +36,7 @@ pub struct ApiServerArgs {
     /// Folder for this process's sockets [default: one of its own, for this run]
     #[arg(long, value_name = "DIR", env = "PAWL_SOCKET_DIR", help_heading = "Sockets")]
     pub socket_dir: Option<PathBuf>,
-    /// Share --port with other api-servers
+    /// Share --port and --grpc-port with other api-servers
     #[arg(long, help_heading = "Server")]
     pub reuse_port: bool,
     /// The core's --scheduling-policy: with fcfs a request's priority is refused
@@ -88,6 +88,7 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         reuse_port: args.reuse_port,
         admin_host: flags.admin_host.clone(),
         admin_port: Some(admin_port),
+        grpc_port: flags.grpc_port,
         port_file: flags.port_file.clone(),
         core,
         model,

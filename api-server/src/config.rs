@@ -32,8 +32,10 @@ pub struct FrontendConfig {
     pub admin_host: String,
     /// `--admin-port`; `None` = no admin listener, 0 = the system chooses.
     pub admin_port: Option<u16>,
-    /// `--port-file`: where the bound ports are written once both are bound, as
-    /// `{"port": 8000, "admin_port": 9000}` (null without an admin listener).
+    /// `--grpc-port`; `None` = no gRPC, 0 = the system chooses. On `host`, shared like `port`.
+    pub grpc_port: Option<u16>,
+    /// `--port-file`: where the bound ports are written once all are bound, as
+    /// `{"port": 8000, "admin_port": 9000, "grpc_port": 9001}` (null where there is no listener).
     pub port_file: Option<PathBuf>,
 
     /// `--core` (a core listens there; no model file is needed) or `--await-core` (a core dials a
@@ -104,6 +106,7 @@ impl Default for FrontendConfig {
             reuse_port: false,
             admin_host: "127.0.0.1".into(),
             admin_port: None,
+            grpc_port: None,
             port_file: None,
             core: CoreAt::Join(Address::Ipc(PathBuf::from("/run/pawl/core"))),
             model: None,

@@ -17,6 +17,7 @@ use crate::http;
 use crate::metrics::Format;
 use crate::server::{self, LEAVE_GRACE};
 use crate::serving::App;
+use crate::serving::generate::REQUEST_ID;
 
 /// A running frontend that only this process can reach.
 pub struct Embedded {
@@ -60,7 +61,7 @@ impl Embedded {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::CONTENT_LENGTH, body.len());
         let request = match request_id {
-            Some(id) => request.header(http::REQUEST_ID, id),
+            Some(id) => request.header(REQUEST_ID, id),
             None => request,
         };
         let request = request.body(Body::from(body)).expect("paths and ids are the caller's own");

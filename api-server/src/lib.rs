@@ -6,6 +6,7 @@
 //! - [`server`], [`config`]: its life, and what it is started with;
 //! - [`serving`]: what every surface stands on: admission, prompts, running requests;
 //! - [`http`], [`admin`]: the routes of the two ports;
+//! - [`grpc`]: the methods of a third one;
 //! - [`embedded`]: the same routes without a port, for offline use;
 //! - [`openai`]: requests and answers as types, checked field by field;
 //! - [`chat_template`]: from a chat's messages to the text of a prompt;
@@ -19,6 +20,7 @@ pub mod config;
 pub mod detokenizer;
 pub mod embedded;
 pub mod engine_client;
+pub mod grpc;
 pub mod http;
 pub mod metrics;
 pub mod openai;

@@ -18,6 +18,7 @@ use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
 use crate::config::{FrontendConfig, RequestTimingMode};
 use crate::engine_client::{ClientConfig, EngineClient, EngineStatus};
+use crate::grpc;
 use crate::http;
 use crate::http::listener::{self, Stop};
 use crate::metrics::{Metrics, MetricsConfig};
@@ -41,6 +42,8 @@ pub struct Bound {
     pub http: SocketAddr,
     /// For operators.
     pub admin: Option<SocketAddr>,
+    /// For clients that speak gRPC.
+    pub grpc: Option<SocketAddr>,
 }
 
 /// Runs one api-server until `shutdown`: looks for its core, serves, drains, leaves the core.
@@ -135,7 +138,7 @@ fn read_card(path: &Path) -> anyhow::Result<ModelCard> {
 }
 
 /// Listens, serves `app` until `shutdown`, drains, and closes. `bound` is told the addresses once
-/// both ports are open.
+/// all ports are open.
 ///
 /// # Errors
 /// When a port cannot be bound, or the port file not be written.
@@ -150,9 +153,18 @@ pub async fn serve(
         Some(port) => Some(listener::bind(&config.admin_host, port, false).await?),
         None => None,
     };
-    let addresses = Bound {
-        http: main.local_addr()?,
-        admin: admin.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?,
+    let grpc = match config.grpc_port {
+        Some(port) => Some(listener::bind(&config.host, port, config.reuse_port).await?),
+        None => None,
+    };
+    let local = |listener: &Option<tokio::net::TcpListener>| {
+        listener.as_ref().map(tokio::net::TcpListener::local_addr).transpose()
+    };
+    let addresses = Bound { http: main.local_addr()?, admin: local(&admin)?, grpc: local(&grpc)? };
+    let health = grpc::Health::new().await;
+    let grpc = match grpc {
+        Some(listener) => Some((listener, grpc::router(Arc::clone(&app), &health)?)),
+        None => None,
     };
     if let Some(path) = &config.port_file {
         write_ports(path, addresses)
@@ -161,6 +173,9 @@ pub async fn serve(
     match addresses.admin {
         Some(admin) => tracing::info!("listening on http://{} (admin: {admin})", addresses.http),
         None => tracing::info!("listening on http://{}", addresses.http),
+    }
+    if let Some(grpc) = addresses.grpc {
+        tracing::info!("listening for gRPC on {grpc}");
     }
     bound(addresses);
     let reports = async {
@@ -183,6 +198,16 @@ pub async fn serve(
             listener::serve(admin, router, &config.limits, None, admin_stop.clone()).await;
         }
     };
+    let serve_grpc = async {
+        let Some((listener, router)) = grpc else { return };
+        tokio::select! {
+            () = grpc::serve(listener, router, &config.limits, stop.clone()) => {}
+            () = async {
+                health.follow(Arc::clone(&app), shutdown.clone()).await;
+                std::future::pending().await
+            } => {}
+        }
+    };
     let life = async {
         shutdown.requested().await;
         drain(&app, &shutdown).await;
@@ -193,8 +218,8 @@ pub async fn serve(
         admin_stop.all.cancel();
     };
     tokio::select! {
-        // Both listeners end by themselves once every connection is closed, mostly before `life`.
-        _ = async { tokio::join!(serve_main, serve_admin) } => {}
+        // The listeners end by themselves once every connection is closed, mostly before `life`.
+        _ = async { tokio::join!(serve_main, serve_admin, serve_grpc) } => {}
         () = async { life.await; std::future::pending().await } => {}
         () = reports => {}
     }
@@ -238,7 +263,11 @@ fn write_ports(path: &Path, bound: Bound) -> std::io::Result<()> {
     let draft = folder.unwrap_or(Path::new(".")).join(format!(".{name}.{}", std::process::id()));
     let mut file = std::fs::File::create(&draft)?;
     let admin = bound.admin.map(|admin| admin.port());
-    writeln!(file, "{}", serde_json::json!({ "port": bound.http.port(), "admin_port": admin }))?;
+    let grpc = bound.grpc.map(|grpc| grpc.port());
+    let ports = serde_json::json!({
+        "port": bound.http.port(), "admin_port": admin, "grpc_port": grpc,
+    });
+    writeln!(file, "{ports}")?;
     drop(file);
     std::fs::rename(&draft, path)
 }

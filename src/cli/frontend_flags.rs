@@ -27,6 +27,10 @@ pub struct FrontendFlags {
     /// Address of the admin listener
     #[arg(long, default_value = "127.0.0.1", env = "PAWL_ADMIN_HOST", help_heading = "Server")]
     pub admin_host: String,
+    /// Port to serve gRPC on, at --host; 0 takes a free one [default: no gRPC]
+    #[arg(long, env = "PAWL_GRPC_PORT", help_heading = "Server")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grpc_port: Option<u16>,
     /// File to write the bound ports to, as JSON, once listening
     #[arg(long, value_name = "FILE", env = "PAWL_PORT_FILE", help_heading = "Server")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -80,8 +80,11 @@ async fn supervise(
         Some(base) => SocketDir::create(base),
         None => SocketDir::create_default(),
     }?;
-    let reserved = reserve_port(&args.frontend.host, args.frontend.port, args.api_server_count)?;
-    let specs = child_specs(args, model, log, &dir, reserved.address.port())?;
+    let reserve = |flag, port| reserve_port(flag, &args.frontend.host, port, args.api_server_count);
+    let http = reserve("--port", args.frontend.port)?;
+    let grpc = args.frontend.grpc_port.map(|port| reserve("--grpc-port", port)).transpose()?;
+    let ports = (http.address.port(), grpc.as_ref().map(|grpc| grpc.address.port()));
+    let specs = child_specs(args, model, log, &dir, ports)?;
 
     let mut children = Supervisor::start(specs, args.frontend.heartbeat()?)?;
     let code = keep_running(&mut children, &shutdown).await?;
@@ -128,13 +131,14 @@ fn child_specs(
     model: Option<PathBuf>,
     log: &LogFlags,
     dir: &SocketDir,
-    port: u16,
+    (port, grpc_port): (u16, Option<u16>),
 ) -> anyhow::Result<Vec<ChildSpec>> {
     let (core_address, core) = core_spec(&args.core, &args.shared, model, log, dir)?;
     let mut specs = vec![core];
     for index in 0..args.api_server_count {
         let mut frontend = args.frontend.clone();
         frontend.port = port;
+        frontend.grpc_port = grpc_port;
         frontend.admin_port = match args.frontend.admin_port {
             Some(0) => Some(0),
             Some(first) => Some(first.checked_add(index).context("--admin-port + i passes 65535")?),
@@ -203,7 +207,12 @@ struct ReservedPort {
     _socket: Option<std::net::TcpListener>,
 }
 
-fn reserve_port(host: &str, port: u16, api_servers: u16) -> anyhow::Result<ReservedPort> {
+fn reserve_port(
+    flag: &str,
+    host: &str,
+    port: u16,
+    api_servers: u16,
+) -> anyhow::Result<ReservedPort> {
     let address = (host, port)
         .to_socket_addrs()
         .with_context(|| format!("--host {host}"))?
@@ -212,7 +221,7 @@ fn reserve_port(host: &str, port: u16, api_servers: u16) -> anyhow::Result<Reser
     // Without SO_REUSEPORT this fails if anybody serves there, another Pawl included, whose
     // clients would otherwise be shared out between the two.
     let probe = std::net::TcpListener::bind(address)
-        .with_context(|| format!("port {port} of {host} cannot be had; choose another --port"))?;
+        .with_context(|| format!("port {port} of {host} cannot be had; choose another {flag}"))?;
     let bound = probe.local_addr()?;
     if api_servers == 1 {
         // The one api-server binds it for itself; with port 0 it takes any.

@@ -9,6 +9,7 @@ mod counting;
 mod doctor;
 mod fleet;
 mod frames;
+mod grpc;
 mod harness;
 mod identity;
 mod ledger;

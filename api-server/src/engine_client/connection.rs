@@ -116,6 +116,7 @@ impl Inner {
         self.config.metrics.core_joined(engine_index, &ready);
         let mut state = self.state();
         state.session = Some(Session { epoch, client_index, counter: 0, serving: false });
+        state.ready = Some(Arc::new(ready.clone()));
         // A request sent while the old epoch ended may have reached the new core.
         self.tell_aborts(&mut state, Vec::new());
         drop(state);

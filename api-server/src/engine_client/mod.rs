@@ -28,7 +28,7 @@ pub use status::{EngineStatus, SubmitError, UtilityError};
 
 pub use crate::output_handler::DeliveryLimits;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -36,7 +36,7 @@ use std::time::Duration;
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::model_card::ModelCard;
 use pawl_shared::protocol::{
-    ClientMessage, EngineCoreRequest, FinishReason, RequestId, UtilityCall, Value,
+    ClientMessage, EngineCoreRequest, FinishReason, ReadyResponse, RequestId, UtilityCall, Value,
 };
 use pawl_shared::transport::{FrontendEndpoint, FrontendEndpointConfig, TransportError};
 use tokio::sync::{Notify, oneshot, watch};
@@ -112,6 +112,7 @@ struct State {
     handler: OutputHandler,
     session: Option<Session>,
     model: Option<Arc<ServedModel>>,
+    ready: Option<Arc<ReadyResponse>>,
     /// The last card as the core told it: the same again needs no new tokenizer.
     told_card: Option<Value>,
     /// Aborts that could not be sent. Bounded by the requests once open; sent with the next tick
@@ -157,6 +158,7 @@ impl EngineClient {
             handler,
             session: None,
             model: None,
+            ready: None,
             told_card: None,
             unsent: Vec::new(),
             calls: HashMap::new(),
@@ -193,6 +195,13 @@ impl EngineClient {
     #[must_use]
     pub fn model(&self) -> Option<Arc<ServedModel>> {
         self.inner.state().model.clone()
+    }
+
+    /// What the core told of itself when it joined; `None` until then. Stays known while a core is
+    /// away.
+    #[must_use]
+    pub fn ready(&self) -> Option<Arc<ReadyResponse>> {
+        self.inner.state().ready.clone()
     }
 
     /// Starts a request. Never blocks. A refusal is counted in `vllm:admission_rejections_total`.
@@ -264,6 +273,17 @@ impl EngineClient {
         let ended = state.handler.end_all(FinishReason::Abort, &failure, now);
         self.inner.tell_aborts(&mut state, ended);
         self.inner.told_idle(&state);
+    }
+
+    /// Ends the requests whose `external_id` is one of `names`, as an abort that is no failure; the
+    /// core is told. Returns how many there were.
+    pub fn abort(&self, names: &HashSet<&str>) -> usize {
+        let now = self.inner.config.clock.now();
+        let mut state = self.inner.state();
+        let (count, ended) = state.handler.abort_named(names, now);
+        self.inner.tell_aborts(&mut state, ended);
+        self.inner.told_idle(&state);
+        count
     }
 
     /// Aborts what is open, takes leave of the core (waiting for it at most until `deadline` is

@@ -20,13 +20,19 @@ pub async fn require_key(
     if keys.is_empty() || has_key(request.headers(), keys) {
         return Ok(next.run(request).await);
     }
-    Err(ApiError::new(
-        ErrorCode::InvalidApiKey,
-        "no key, or a wrong one; send it as Authorization: Bearer KEY",
-    ))
+    Err(wrong_key())
 }
 
-fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+/// The refusal of a request without a key.
+pub fn wrong_key() -> ApiError {
+    ApiError::new(
+        ErrorCode::InvalidApiKey,
+        "no key, or a wrong one; send it as Authorization: Bearer KEY",
+    )
+}
+
+/// Whether `headers` carry one of `keys` as a bearer token.
+pub fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
     let sent = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let Some((scheme, sent)) = sent.split_at_checked("Bearer ".len()) else { return false };
     if !scheme.eq_ignore_ascii_case(b"Bearer ") {

@@ -9,8 +9,7 @@ use axum::{Extension, Json};
 
 use super::App;
 use super::body::JsonBytes;
-use super::ids::{request_id, tell_id, tell_timing};
-use super::observe::Arrival;
+use super::ids::{tell_id, tell_timing};
 use super::sse::{self, Chunks, UsageTold, json};
 use crate::openai::answer::{
     Answer, ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, Envelope, Null,
@@ -18,7 +17,8 @@ use crate::openai::answer::{
 };
 use crate::openai::chat::ChatRequest;
 use crate::openai::error::ApiError;
-use crate::serving::generate::{Piece, Running};
+use crate::serving::Arrival;
+use crate::serving::generate::{Piece, Running, request_id};
 use crate::serving::prompts;
 
 /// Answers a conversation.

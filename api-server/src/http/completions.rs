@@ -9,42 +9,38 @@ use axum::{Extension, Json};
 
 use super::App;
 use super::body::JsonBytes;
-use super::ids::{request_id, tell_id, tell_timing};
-use super::observe::Arrival;
+use super::ids::{tell_id, tell_timing};
 use super::sse::{self, Chunks, UsageTold, json};
 use crate::openai::answer::{
     Answer, CompletionChoice, CompletionLogprobs, Envelope, Null, Usage, finish_text,
 };
 use crate::openai::completion::CompletionRequest;
 use crate::openai::error::ApiError;
+use crate::openai::sampling::Bounds;
+use crate::serving::Arrival;
+use crate::serving::completion::{self, Begun};
 use crate::serving::generate::{Piece, Running};
-use crate::serving::prompts::{self, ReadyPrompt};
+use crate::serving::prompts::ReadyPrompt;
+
+/// What the ids of answers begin with.
+const PREFIX: &str = "cmpl-";
 
 /// Goes on with one or more prompts.
 pub async fn completions(
     State(app): State<Arc<App>>,
-    Extension(Arrival(arrival)): Extension<Arrival>,
+    Extension(arrival): Extension<Arrival>,
     headers: HeaderMap,
     JsonBytes(bytes): JsonBytes,
 ) -> Result<Response, ApiError> {
-    let model = app.accepting_model()?;
-    let bytes_max = model.prompt_bytes_max(&app.config);
-    let prepare = move || {
-        let request = CompletionRequest::parse(&bytes, &model.bounds)?;
-        let name = model.check_name(request.common.model.as_deref())?;
-        let prompts = prompts::of_completion(&model, &request, bytes_max)?;
-        Ok((request, name, prompts))
-    };
-    let (request, model, prompts) = app.off_reactor(prepare).await?;
-    let common = &request.common;
-    let id = request_id(&headers, common)?;
+    let read = move |bounds: &Bounds| CompletionRequest::parse(&bytes, bounds);
+    let begun = completion::begin(&app, arrival, &headers, PREFIX, read).await?;
+    let Begun { id, model, request: CompletionRequest { common, .. }, prompts, running } = begun;
     let envelope = Envelope {
-        id: format!("cmpl-{id}"),
+        id: format!("{PREFIX}{id}"),
         object: "text_completion",
         created: app.clock.wall().0 as u64,
         model,
     };
-    let running = Running::start(&app, &envelope.id, common, &prompts, arrival)?;
     let shape = Shape {
         choices_per_prompt: common.sampling.n,
         tokens_as_ids: common.tokens_as_ids,

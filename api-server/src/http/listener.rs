@@ -93,9 +93,30 @@ pub async fn serve(
     metrics: Option<Arc<Metrics>>,
     stop: Stop,
 ) {
-    let places = Arc::new(Semaphore::new(limits.connections_max));
-    let connections = TaskTracker::new();
     let protocol = Arc::new(protocol(limits));
+    let connect = |stream: TcpStream| {
+        let connection = Connection {
+            protocol: Arc::clone(&protocol),
+            router: router.clone(),
+            write_timeout: limits.write_timeout,
+            metrics: metrics.clone(),
+            stop: stop.clone(),
+        };
+        connection.serve(stream)
+    };
+    accept(listener, limits.connections_max, &stop, connect).await;
+}
+
+/// Accepts connections, at most `connections_max` at once, and runs `connect` for each, until told
+/// to stop and every one of them is closed.
+pub async fn accept<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    connections_max: usize,
+    stop: &Stop,
+    connect: impl Fn(TcpStream) -> F,
+) {
+    let places = Arc::new(Semaphore::new(connections_max));
+    let connections = TaskTracker::new();
     let mut pause = ACCEPT_PAUSE.0;
     loop {
         // A place first: while all are taken, newcomers wait in the kernel's queue.
@@ -110,15 +131,9 @@ pub async fn serve(
         match accepted {
             Ok((stream, place)) => {
                 pause = ACCEPT_PAUSE.0;
-                let connection = Connection {
-                    protocol: Arc::clone(&protocol),
-                    router: router.clone(),
-                    write_timeout: limits.write_timeout,
-                    metrics: metrics.clone(),
-                    stop: stop.clone(),
-                };
+                let connection = connect(stream);
                 connections.spawn(async move {
-                    connection.serve(stream).await;
+                    connection.await;
                     drop(place);
                 });
             }

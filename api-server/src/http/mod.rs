@@ -24,7 +24,7 @@ mod chat;
 mod completions;
 mod error;
 mod ids;
-mod io;
+pub mod io;
 pub mod listener;
 mod models;
 mod observe;
@@ -34,9 +34,10 @@ mod sse;
 mod tests;
 mod tokens;
 
+pub use auth::{has_key, wrong_key};
 pub use body::JsonBytes;
 pub use error::{method_not_allowed, route_not_found};
-pub use ids::REQUEST_ID;
+pub use ids::TIMING;
 pub use probes::{health, load, own_metrics, ready, version};
 
 use std::sync::Arc;

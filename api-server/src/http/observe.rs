@@ -20,6 +20,7 @@ use pawl_shared::clock::Stamp;
 use super::App;
 use super::body::content_length;
 use crate::metrics::{HttpObservation, Metrics};
+use crate::serving::Arrival;
 
 /// The client left before it was answered.
 const CLIENT_LEFT: u16 = 499;
@@ -37,10 +38,6 @@ impl Route {
     /// Where no route matched.
     pub const NONE: Self = Self { template: "none", counted: true };
 }
-
-/// When a request's head was read, on this process's clock.
-#[derive(Clone, Copy, Debug)]
-pub struct Arrival(pub Stamp);
 
 /// Stamps the request, and counts it when its answer has been sent or was given up.
 pub async fn observe(

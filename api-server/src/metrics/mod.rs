@@ -2,7 +2,7 @@
 //!
 //! - [`table`]: every family, in one table that drives registration, priming, page and docs;
 //! - `engine`: the series of one engine and model, as resolved handles;
-//! - `own`, `http`, `process`: the `pawl:`, `http_*` and `process_*` families;
+//! - `own`, `http`, `grpc`, `process`: the `pawl:`, `http_*`, `grpc_*` and `process_*` families;
 //! - `snapshot`: what all of that stands at, as plain data;
 //! - `render`: the page in both text formats;
 //! - `sum`: one page for all frontends that share a port.
@@ -10,6 +10,7 @@
 //! What is counted is decided elsewhere, in [`crate::output_handler`]; this folder only adds up.
 
 mod engine;
+mod grpc;
 mod http;
 mod own;
 mod process;
@@ -20,6 +21,7 @@ mod sum;
 pub mod table;
 
 pub use engine::EngineHandles;
+pub use grpc::{GrpcMethod, GrpcObservation};
 pub use http::HttpObservation;
 pub use own::FrameKind;
 pub use render::{Format, reference_markdown};
@@ -35,6 +37,7 @@ use pawl_shared::protocol::{DecodeErrorKind, ReadyResponse, SchedulerStats, Valu
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, Registry};
 
 use self::engine::EngineFamilies;
+use self::grpc::GrpcHandles;
 use self::http::HttpHandles;
 use self::own::OwnHandles;
 use self::process::Process;
@@ -118,6 +121,7 @@ pub struct Metrics {
     custom_buckets: BTreeMap<String, Vec<f64>>,
     recording: AtomicBool,
     http: HttpHandles,
+    grpc: GrpcHandles,
     own: OwnHandles,
     cache_config: GaugeVec,
     admission: IntCounterVec,
@@ -162,6 +166,7 @@ impl Metrics {
             max_model_len: 0,
         };
         let http = HttpHandles::register(&at);
+        let grpc = GrpcHandles::register(&at);
         let own = OwnHandles::register(&at, config.clock.now());
         let cache_config = at.gauge(&table::CACHE_CONFIG_INFO);
         let admission = at.counter(&table::ADMISSION_REJECTIONS);
@@ -176,6 +181,7 @@ impl Metrics {
             custom_buckets: config.custom_buckets,
             recording: AtomicBool::new(config.recording),
             http,
+            grpc,
             own,
             cache_config,
             admission,
@@ -313,6 +319,25 @@ impl Metrics {
     pub fn http_observed(&self, observation: &HttpObservation) {
         if self.recording() {
             self.http.observe(observation);
+        }
+    }
+
+    /// gRPC is served: shows the series of `methods` at zero.
+    pub fn grpc_served(&self, methods: &[GrpcMethod]) {
+        self.grpc.prime(methods);
+    }
+
+    /// A gRPC call's head was read.
+    pub fn grpc_started(&self, method: GrpcMethod) {
+        if self.recording() {
+            self.grpc.started(method);
+        }
+    }
+
+    /// A gRPC call has ended, or its client left.
+    pub fn grpc_observed(&self, observation: &GrpcObservation) {
+        if self.recording() {
+            self.grpc.observe(observation);
         }
     }
 

@@ -97,7 +97,7 @@ pub enum Buckets {
     RequestTokens,
     /// HTTP requests by route, seconds.
     HttpDuration,
-    /// HTTP requests together, seconds.
+    /// HTTP requests together, and gRPC calls, seconds.
     HttpDurationHighResolution,
     /// Parts of an engine step, seconds.
     StepPhase,
@@ -190,6 +190,7 @@ fn one_two_five(max: u32) -> Vec<f64> {
 }
 
 const ENGINE: &[&str] = &["model_name", "engine"];
+const GRPC: &[&str] = &["grpc_type", "grpc_service", "grpc_method"];
 
 const fn counter(
     name: &'static str,
@@ -352,6 +353,15 @@ table! {
     HTTP_DURATION_HIGHR = histogram("http_request_duration_highr_seconds",
         Buckets::HttpDurationHighResolution, &[],
         "Time to answer, all routes together, in fine steps.", "each answer");
+
+    GRPC_STARTED = counter("grpc_server_started_total", GRPC,
+        "gRPC calls by method whose head was read.", "each call");
+    GRPC_HANDLED = counter("grpc_server_handled_total",
+        &["grpc_type", "grpc_service", "grpc_method", "grpc_code"],
+        "gRPC calls by method and code, health checks and refusals included; Canceled where the \
+         client left.", "each call's end");
+    GRPC_HANDLING = histogram("grpc_server_handling_seconds", Buckets::HttpDurationHighResolution,
+        GRPC, "From a gRPC call's head to its end, by method.", "each call's end");
 
     CORE_UP = gauge("pawl:core_up", &["engine"],
         "1 while the core serves, 0 while it is away, hung or has not told its model.",

@@ -15,6 +15,9 @@ fn with_everything() -> Metrics {
     let metrics = Metrics::default();
     metrics.core_joined(0, &crate::engine_client::testing::ready());
     metrics.engine("a \"quoted\" name", 0, 2048);
+    let method = GrpcMethod { kind: "unary", service: "pawl.Inference", method: "Generate" };
+    metrics.grpc_started(method);
+    metrics.grpc_observed(&GrpcObservation { method, code: "OK", seconds: 0.25 });
     for (handler, status) in [("/v1/completions", 200), ("none", 404)] {
         metrics.http_started();
         metrics.http_observed(&HttpObservation {

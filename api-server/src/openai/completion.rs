@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: the request.
 
-use super::body::{self, PromptField, RawPrompt};
+use super::body::{self, Body, PromptField, RawPrompt};
 use super::error::ApiError;
 use super::fields::{Fields, missing};
 use super::sampling::{Bounds, COMMON_FIELDS, Common};
@@ -37,8 +37,13 @@ impl CompletionRequest {
     /// Reads a body.
     pub fn parse(bytes: &[u8], bounds: &Bounds) -> Result<Self, ApiError> {
         let prompt = PromptField { name: "prompt", vocab_size: bounds.vocab_size };
-        let mut body = body::parse(bytes, prompt, &[COMMON_FIELDS, FIELDS])?;
+        let body = body::parse(bytes, prompt, &[COMMON_FIELDS, FIELDS])?;
         log_unknown(&body.unknown);
+        Self::read(body, bounds)
+    }
+
+    /// Reads the fields of a body, whatever it was written in.
+    pub fn read(mut body: Body, bounds: &Bounds) -> Result<Self, ApiError> {
         let fields = &mut body.fields;
         if fields.value("prompt_embeds").is_some() {
             return Err(ApiError::unsupported("prompt_embeds", "send text or token ids"));

@@ -20,7 +20,7 @@ pub use iteration::{
 pub use mailbox::DeliveryLimits;
 pub(crate) use mailbox::Mailbox;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -175,6 +175,16 @@ impl OutputHandler {
         self.end_parent(parent, FinishReason::Abort, None, now)
     }
 
+    /// Ends the submissions whose clients know them by one of `names`, as an abort that is no
+    /// failure: their readers are told. Returns how many there were, and what the core must forget.
+    pub fn abort_named(&mut self, names: &HashSet<&str>, now: Stamp) -> (usize, Vec<RequestId>) {
+        let named = self.requests.values().filter(|open| names.contains(&*open.external_id));
+        let parents: BTreeSet<u64> = named.map(|open| open.parent).collect();
+        let end = |parent: &u64| self.end_parent(*parent, FinishReason::Abort, None, now);
+        let ended = parents.iter().flat_map(end).collect();
+        (parents.len(), ended)
+    }
+
     /// Ends every open request with `reason` and `failure`, at once. Returns their ids.
     pub fn end_all(
         &mut self,
@@ -244,7 +254,7 @@ impl OutputHandler {
         let mut frame = Frame::default();
         let mut abort = Vec::new();
         for id in ids.map(RequestId::from) {
-            if let Some(update) = self.failed(&id, &failure, FinishReason::Error) {
+            if let Some(update) = self.failed(&id, Some(&failure), FinishReason::Error) {
                 self.end(&id, update, now, &mut frame);
                 abort.push(id);
             }
@@ -317,7 +327,7 @@ impl OutputHandler {
             for parent in group {
                 let ids = self.parents.get(&parent).map(|parent| parent.ids.clone());
                 for id in ids.into_iter().flatten() {
-                    if let Some(update) = self.failed(&id, &failure, FinishReason::Abort) {
+                    if let Some(update) = self.failed(&id, Some(&failure), FinishReason::Abort) {
                         self.end(&id, update, now, frame);
                         ended.push(id);
                     }
@@ -328,21 +338,21 @@ impl OutputHandler {
     }
 
     fn ended_by_core(&mut self, id: &RequestId) -> Option<Update> {
-        self.failed(id, &aborted_by_core(), FinishReason::Abort)
+        self.failed(id, Some(&aborted_by_core()), FinishReason::Abort)
     }
 
-    /// The last update of a request that does not end well; `None` when it is not open.
+    /// The last update of a request that does not end by itself; `None` when it is not open.
     fn failed(
         &mut self,
         id: &RequestId,
-        failure: &EngineFailure,
+        failure: Option<&EngineFailure>,
         reason: FinishReason,
     ) -> Option<Update> {
         let open = self.requests.get_mut(id)?;
         let mut update = Update { choice: open.choice, ..Update::default() };
         open.text.end_text(&mut update.text);
         update.finish = Some(Finish { reason, stop_reason: None });
-        update.error = Some(failure.clone());
+        update.error = failure.cloned();
         Some(update)
     }
 
@@ -358,14 +368,8 @@ impl OutputHandler {
         };
         let mut frame = Frame::default();
         let mut ended = Vec::new();
-        let gone = EngineFailure {
-            kind: FailureKind::Shutdown,
-            code: "client_gone".to_string(),
-            message: "the reader of this request has gone".to_string(),
-            retryable: false,
-        };
         for id in ids {
-            if let Some(update) = self.failed(&id, failure.unwrap_or(&gone), reason) {
+            if let Some(update) = self.failed(&id, failure, reason) {
                 self.end(&id, update, now, &mut frame);
                 ended.push(id);
             }

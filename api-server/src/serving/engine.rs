@@ -1,11 +1,13 @@
 //! What the routes need of an engine, so that their tests can drive them without one.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::Stream;
 use futures::future::BoxFuture;
-use pawl_shared::protocol::Value;
+use pawl_shared::protocol::{ReadyResponse, Value};
+use tokio::sync::watch;
 
 use crate::engine_client::{
     EngineClient, EngineStatus, Generation, ServedModel, Submit, SubmitError, Update, UtilityError,
@@ -21,6 +23,10 @@ pub type Called = BoxFuture<'static, Result<Value, UtilityError>>;
 pub trait Engine: Send + Sync + 'static {
     /// How it is doing.
     fn status(&self) -> EngineStatus;
+    /// Follows how it is doing.
+    fn watch(&self) -> watch::Receiver<EngineStatus>;
+    /// What it told of itself when it joined.
+    fn ready(&self) -> Option<Arc<ReadyResponse>>;
     /// What it serves, once known.
     fn model(&self) -> Option<Arc<ServedModel>>;
     /// Starts the prompts of one client's request, all of them or none.
@@ -28,6 +34,8 @@ pub trait Engine: Send + Sync + 'static {
     /// # Errors
     /// When they cannot be taken now.
     fn submit(&self, prompts: Vec<Submit>) -> Result<Vec<Updates>, SubmitError>;
+    /// Ends the requests known by one of `names`; how many there were.
+    fn abort(&self, names: &HashSet<&str>) -> usize;
     /// Ends every open request with an abort.
     fn abort_all(&self, reason: &str);
     /// Calls a method of the core by name.
@@ -37,6 +45,14 @@ pub trait Engine: Send + Sync + 'static {
 impl Engine for EngineClient {
     fn status(&self) -> EngineStatus {
         Self::status(self)
+    }
+
+    fn watch(&self) -> watch::Receiver<EngineStatus> {
+        Self::watch(self)
+    }
+
+    fn ready(&self) -> Option<Arc<ReadyResponse>> {
+        Self::ready(self)
     }
 
     fn model(&self) -> Option<Arc<ServedModel>> {
@@ -51,6 +67,10 @@ impl Engine for EngineClient {
             }))
         };
         Ok(self.submit_all(prompts)?.into_iter().map(updates_of).collect())
+    }
+
+    fn abort(&self, names: &HashSet<&str>) -> usize {
+        Self::abort(self, names)
     }
 
     fn abort_all(&self, reason: &str) {

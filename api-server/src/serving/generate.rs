@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use futures::StreamExt;
 use futures::stream::SelectAll;
 use pawl_shared::clock::Stamp;
@@ -17,16 +18,24 @@ use crate::openai::error::{ApiError, ErrorCode};
 use crate::openai::limits::ID_BYTES_MAX;
 use crate::openai::sampling::Common;
 
-/// The id of a request: the client's own (`name` is where it stood), or one of ours.
+/// The header, or the metadata, by which a client names its request and by which the name is told
+/// back.
+pub const REQUEST_ID: &str = "x-request-id";
+
+/// The id of a request: the header's, the body's, or one of ours.
 ///
 /// # Errors
 /// When the client's is no id.
-pub fn checked_id(name: &str, sent: Option<&str>) -> Result<String, ApiError> {
-    let Some(id) = sent else { return Ok(uuid::Uuid::new_v4().simple().to_string()) };
+pub fn request_id(headers: &HeaderMap, common: &Common) -> Result<String, ApiError> {
+    let sent = headers.get(REQUEST_ID).map(|id| id.to_str().unwrap_or("\u{fffd}"));
+    let Some(id) = sent.or(common.request_id.as_deref()) else {
+        return Ok(uuid::Uuid::new_v4().simple().to_string());
+    };
     let fits = !id.is_empty() && id.len() <= ID_BYTES_MAX;
     if fits && id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(id.to_owned());
     }
+    let name = if sent.is_some() { "X-Request-Id" } else { "request_id" };
     let problem = format!("must be 1 to {ID_BYTES_MAX} visible ASCII characters without blanks");
     Err(ApiError::invalid(name, problem))
 }

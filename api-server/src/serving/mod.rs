@@ -4,10 +4,12 @@
 //! - [`App`]: the state all routes and methods share; admission, and the drain;
 //! - [`engine`]: the way to the core, as a trait, so that tests can play one;
 //! - [`model`]: the served model with all that is made of it once;
+//! - [`completion`]: from a request's fields to a running request;
 //! - [`prompts`]: tokenizing and templating, off the reactor's threads;
 //! - [`generate`]: a running request: submit, merge, count, log;
 //! - `open`: answers under way, for the drain.
 
+pub mod completion;
 pub mod engine;
 pub mod generate;
 pub mod model;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pawl_shared::clock::Clock;
+use pawl_shared::clock::{Clock, Stamp};
 use tokio::sync::Semaphore;
 
 use crate::config::FrontendConfig;
@@ -32,6 +34,10 @@ use model::{LoadedModel, ModelCache};
 
 /// What a refused client is told to wait while a core is away or the server stops.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// When a request's head was read, on this process's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival(pub Stamp);
 
 /// What every route can reach.
 pub struct App {

@@ -56,6 +56,18 @@ impl Engine for FakeEngine {
         Ok(prompts.into_iter().map(|prompt| self.play(prompt)).collect())
     }
 
+    fn watch(&self) -> watch::Receiver<EngineStatus> {
+        watch::channel(self.status()).1
+    }
+
+    fn ready(&self) -> Option<Arc<pawl_shared::protocol::ReadyResponse>> {
+        None
+    }
+
+    fn abort(&self, _: &std::collections::HashSet<&str>) -> usize {
+        0
+    }
+
     fn abort_all(&self, _: &str) {
         self.abort.send_replace(true);
     }
