@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Run, Scrape, alive, wait_for};
+use crate::harness::{Client, Run, Scrape, Stop, alive, rounds, wait_for};
 use crate::lifecycle::Served;
 
 fn shared_page(http: Client) -> Scrape {
@@ -28,6 +28,15 @@ fn ask(http: Client, count: usize) {
 
 fn signal(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+/// Waits until the supervisor has taken note of the end of `victim`, and started another. Before
+/// that some of its threads may still be ending, and its sockets be open.
+fn replaced(served: &Served, victim: i32) {
+    wait_for("the next one", || {
+        let children = served.process.descendants();
+        (children.len() == served.children.len() && !children.contains(&victim)).then_some(())
+    });
 }
 
 /// Of all `vllm:` series that only grow.
@@ -93,6 +102,7 @@ fn the_shared_page_never_falls_while_api_servers_die() {
     let served = Served::start(&run, 3, &["--mock-step-ms", "1"]);
     let scraping = AtomicBool::new(true);
     let scrapes = std::thread::scope(|scope| {
+        let stop_scraping = Stop(&scraping);
         let scraper = scope.spawn(|| {
             let mut last = shared_page(served.http);
             let mut count = 0;
@@ -115,13 +125,12 @@ fn the_shared_page_never_falls_while_api_servers_die() {
             assert_asked(&shared_page(served.http), f64::from(asked));
             let victim = served.child(&format!("api-{index}.toml"));
             signal(victim, Signal::SIGKILL);
-            wait_for("its end", || (!alive(victim)).then_some(()));
-            wait_for("all three", || (served.process.descendants().len() == 4).then_some(()));
+            replaced(&served, victim);
             assert_asked(&shared_page(served.http), f64::from(asked));
         }
         ask(served.http, 20);
         assert_asked(&shared_page(served.http), f64::from(asked + 20));
-        scraping.store(false, Ordering::Relaxed);
+        drop(stop_scraping);
         scraper.join().unwrap()
     });
     assert!(scrapes >= 20, "{scrapes} scrapes");
@@ -139,7 +148,7 @@ fn an_api_server_that_hangs_is_replaced() {
     wait_for("its end", || (!alive(victim)).then_some(()));
     let took = stopped.elapsed();
     assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&took), "{took:?}");
-    wait_for("the next one", || (served.process.descendants().len() == 3).then_some(()));
+    replaced(&served, victim);
     ask(served.http, 20);
     assert_asked(&shared_page(served.http), 40.0);
 }
@@ -147,8 +156,16 @@ fn an_api_server_that_hangs_is_replaced() {
 /// Health turns within the time that is set, streams are kept, and no token is lost or repeated.
 #[test]
 fn a_core_that_is_stopped_for_a_while_goes_on() {
+    for _ in 0..rounds(1, 20) {
+        check_stopped_core();
+    }
+}
+
+fn check_stopped_core() {
     let run = Run::new();
-    let served = Served::start(&run, 2, &["--mock-step-ms", "20", "--engine-hang-timeout", "3"]);
+    let hang = rounds(3, 10);
+    let flags = ["--mock-step-ms", "20", "--engine-hang-timeout", &hang.to_string()];
+    let served = Served::start(&run, 2, &flags);
     let body = json!({"prompt": [1, 2, 3], "max_tokens": 100, "ignore_eos": true, "seed": 1,
                       "temperature": 0, "return_token_ids": true, "stream": true});
     let tokens = |events: Vec<Value>| -> Vec<Value> {
@@ -167,7 +184,9 @@ fn a_core_that_is_stopped_for_a_while_goes_on() {
     for admin in &served.admins {
         wait_for("503", || (admin.get("/health").status == 503).then_some(()));
     }
-    assert!(stopped.elapsed() < Duration::from_secs(5), "took {:?}", stopped.elapsed());
+    let limit = Duration::from_secs(hang as u64 + 2);
+    assert!(stopped.elapsed() < limit, "took {:?}", stopped.elapsed());
+    std::thread::sleep(Duration::from_secs(rounds(0, 4) as u64));
     assert_eq!(served.http.post("/v1/completions", &body).status, 503);
     signal(core, Signal::SIGCONT);
     let went_on = Instant::now();

@@ -12,11 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::json;
 
-use crate::harness::{Frontend, Run, Scrape};
+use crate::harness::{Frontend, Run, Scrape, Stop, rounds};
 use book::{Book, ChoiceEnd, difference};
 use clients::{Entry, KINDS};
 
-const REQUESTS: usize = 200;
 const CLIENTS: usize = 16;
 
 /// What every frontend of these tests runs with.
@@ -31,8 +30,8 @@ const FRONTEND: &[&str] = &[
     "60",
 ];
 
-/// 200 requests by 16 clients over `frontends`, all scraped meanwhile; the sum of their pages
-/// differs from the ledger by nothing. Returns that sum.
+/// Some hundreds of requests by 16 clients over `frontends`, all scraped meanwhile; the sum of their
+/// pages differs from the ledger by nothing. Returns that sum.
 fn check(core_flags: &[&str], frontends: usize) -> Scrape {
     let run = Run::new();
     let _core = run.mock_core(core_flags);
@@ -41,6 +40,7 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
         names[..frontends].iter().map(|name| run.frontend(name, FRONTEND)).collect();
     let before = sum_of(&frontends);
 
+    let requests = rounds(200, 5_000);
     let next = AtomicUsize::new(0);
     let scraping = AtomicBool::new(true);
     let (mut entries, scrapes) = std::thread::scope(|scope| {
@@ -49,11 +49,14 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
             .map(|_| {
                 scope.spawn(|| {
                     let mut entries = Vec::new();
-                    while let nth @ ..REQUESTS = next.fetch_add(1, Ordering::Relaxed) {
+                    loop {
+                        let nth = next.fetch_add(1, Ordering::Relaxed);
+                        if nth >= requests {
+                            break entries;
+                        }
                         let frontend = &frontends[nth / KINDS % frontends.len()];
                         entries.push(clients::ask(frontend.http, nth));
                     }
-                    entries
                 })
             })
             .collect();
@@ -66,7 +69,7 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
         let scrapes: usize = scrapers.into_iter().map(|s| s.join().unwrap()).sum();
         (entries, scrapes)
     });
-    assert_eq!(entries.len(), REQUESTS);
+    assert_eq!(entries.len(), requests);
     assert!(scrapes >= 20, "{scrapes} scrapes");
     let idle = || {
         // The last of the clients may have left a moment ago.
@@ -102,15 +105,6 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
     assert!(differences.is_empty(), "{}\n{book:#?}", differences.join("\n"));
     book.assert_that_all_fates_occurred();
     after
-}
-
-/// Ends the scraping when dropped, also by a failed client's panic.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
 }
 
 fn sum_of(frontends: &[Frontend]) -> Scrape {

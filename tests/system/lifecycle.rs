@@ -10,7 +10,9 @@ use nix::sys::signal::Signal;
 use pawl_shared::model_card::{GgmlType, testing::GgufWriter};
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Frontend, Process, Run, Scrape, alive, command_line, wait_for};
+use crate::harness::{
+    Client, Frontend, Process, Run, Scrape, alive, command_line, rounds, wait_for,
+};
 
 /// `pawl serve` with its api-servers, all ready.
 pub struct Served {
@@ -18,7 +20,7 @@ pub struct Served {
     pub http: Client,
     pub admins: Vec<Client>,
     /// Of the core and the api-servers.
-    children: Vec<i32>,
+    pub children: Vec<i32>,
 }
 
 impl Served {
@@ -119,6 +121,12 @@ fn ctrl_c_stops_everything_with_two_api_servers() {
 
 #[test]
 fn nothing_outlives_a_killed_supervisor() {
+    for _ in 0..rounds(1, 20) {
+        check_killed_supervisor();
+    }
+}
+
+fn check_killed_supervisor() {
     let run = Run::new();
     let mut served = Served::start(&run, 2, &["--mock-step-ms", "20"]);
     let mut stream = served.http.stream("/v1/completions", &long_request(5000));
@@ -138,10 +146,18 @@ fn nothing_outlives_a_killed_supervisor() {
 
 #[test]
 fn a_killed_core_ends_streams_and_is_started_again() {
+    for _ in 0..rounds(1, 50) {
+        check_killed_core();
+    }
+}
+
+/// 2 × 50 streams end with an error event within 2 s; the next core serves the same api-servers,
+/// whose counters go on.
+fn check_killed_core() {
     let run = Run::new();
     let served = Served::start(&run, 2, &["--mock-step-ms", "10"]);
     let mut streams: Vec<_> =
-        (0..12).map(|_| served.http.stream("/v1/completions", &long_request(5000))).collect();
+        (0..100).map(|_| served.http.stream("/v1/completions", &long_request(5000))).collect();
     for stream in &mut streams {
         assert!(stream.next().is_some());
     }
@@ -170,11 +186,35 @@ fn a_killed_core_ends_streams_and_is_started_again() {
         let answer = served.http.post("/v1/completions", &body);
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
+    let page = Scrape::parse(&served.http.get("/metrics").text());
+    let ended = |reason| page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
+    assert_eq!((ended("error"), ended("length")), (100.0, 8.0));
+}
+
+/// A core that stays away: within a second nobody is told to be healthy, nor kept waiting.
+#[test]
+fn without_a_core_everyone_is_told_within_a_second() {
+    let run = Run::new();
+    let core = run.mock_core(&[]);
+    let frontend = run.frontend("api", &[]);
+    core.signal(Signal::SIGKILL);
+    let killed = Instant::now();
+    wait_for("503", || (frontend.http.get("/health").status == 503).then_some(()));
+    let refused = frontend.http.post("/v1/completions", &long_request(5));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.header("retry-after").is_some());
+    assert!(killed.elapsed() < Duration::from_secs(1), "took {:?}", killed.elapsed());
 }
 
 /// Its requests leave the core, the other's clients notice nothing, and it is started again.
 #[test]
 fn a_killed_api_server_takes_nothing_with_it() {
+    for _ in 0..rounds(1, 50) {
+        check_killed_api_server();
+    }
+}
+
+fn check_killed_api_server() {
     let run = Run::new();
     let served = Served::start(&run, 2, &["--mock-step-ms", "10"]);
     let open = |admin: &Client| {

@@ -9,6 +9,7 @@ mod metrics;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use http::{Answer, Client, SseStream};
@@ -19,6 +20,20 @@ use nix::unistd::Pid;
 
 /// How long anything that ought to happen may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a test does a thing: `few` times in `tests/run`, `many` times in `tests/soak/run`.
+pub fn rounds(few: usize, many: usize) -> usize {
+    if std::env::var_os("PAWL_TEST_SOAK").is_some() { many } else { few }
+}
+
+/// Ends what goes on while the flag is set when dropped, also by a failed test's panic.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Waits until `condition` gives a value; fails naming `what` after [`PATIENCE`].
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
