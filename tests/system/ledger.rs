@@ -30,8 +30,8 @@ const FRONTEND: &[&str] = &[
     "60",
 ];
 
-/// Some hundreds of requests by 16 clients over `frontends`, all scraped meanwhile; the sum of their
-/// pages differs from the ledger by nothing. Returns that sum.
+/// Some hundreds of requests by 16 clients over `frontends`, all scraped meanwhile; the sum of
+/// their pages differs from the ledger by nothing. Returns that sum.
 fn check(core_flags: &[&str], frontends: usize) -> Scrape {
     let run = Run::new();
     let _core = run.mock_core(core_flags);
