@@ -125,12 +125,14 @@ fn requests_of_both_surfaces_are_aborted_by_their_ids() {
     assert_eq!(grpc.abort(&["mine"]), 0, "it has ended");
 
     let id = unnamed.id.clone();
+    let asked = Instant::now();
     assert_eq!(grpc.abort(&[&id]), 1);
     let (messages, end) = unnamed.rest();
     end.unwrap();
     let last = sequences(&[vec![other], messages].concat()).remove(0);
     assert_eq!(reason(&last), FinishReason::Aborted);
     let after = idle(&frontend);
+    assert!(asked.elapsed() < Duration::from_secs(2), "the core went on: {:?}", asked.elapsed());
     assert_eq!(ended(&after, "abort"), 3.0);
     // Nothing was counted that its client did not get.
     let seen = sequence.token_ids.len() + last.token_ids.len() + tokens;
