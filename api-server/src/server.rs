@@ -113,6 +113,7 @@ fn endpoint(
     Ok(FrontendEndpointConfig {
         socket_dir: socket_dir.map(Arc::new),
         advertise: config.advertise.clone(),
+        taps: true,
         heartbeat: config.heartbeat,
         clock: Arc::clone(clock),
         ..FrontendEndpointConfig::new(config.core.clone())

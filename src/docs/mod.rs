@@ -3,6 +3,7 @@
 //! tests write the generated pages instead of comparing them.
 
 mod flags;
+mod frames;
 mod pages;
 mod wire;
 

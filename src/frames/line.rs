@@ -5,41 +5,44 @@ use std::fmt::Write;
 use pawl_shared::protocol::{
     ClientMessage, EngineCoreOutput, EngineMessage, SchedulerStats, StopReason, dump,
 };
-use pawl_shared::tap::{Direction, TapRecord};
+use pawl_shared::tap::{Passed, TapRecord};
 use serde_json::json;
+
+use super::wanted::{Meaning, Seen};
 
 /// Token ids shown of a list; the rest is counted.
 const IDS_SHOWN: usize = 8;
 
-/// Whether the message is what its direction says it is.
-pub fn decodes(record: &TapRecord) -> bool {
-    match record.direction {
-        Direction::ToCore => ClientMessage::decode(&record.frames).is_ok(),
-        Direction::ToClient => EngineMessage::decode(&record.frames).is_ok(),
-    }
-}
-
-/// Whether it is a step's frame without outputs.
-pub fn is_stats_only(record: &TapRecord) -> bool {
-    record.direction == Direction::ToClient
-        && matches!(
-            EngineMessage::decode(&record.frames),
-            Ok(EngineMessage::Step { outputs, finished_requests, .. })
-                if outputs.is_empty() && finished_requests.is_empty()
-        )
-}
-
 /// One line for people.
-pub fn text(record: &TapRecord) -> String {
-    let bytes: usize = record.frames.iter().map(bytes::Bytes::len).sum();
-    let head = format!("{:.6} {:<8} {bytes:>6} B", record.at, super::way(record));
-    let body = match record.direction {
-        Direction::ToCore => ClientMessage::decode(&record.frames).map(|m| to_core(&m)),
-        Direction::ToClient => EngineMessage::decode(&record.frames).map(|m| to_client(&m)),
-    };
-    match body {
-        Ok(body) => format!("{head}  {body}"),
-        Err(error) => format!("{head}  UNDECODABLE ({}): {error}", error.kind.as_str()),
+pub fn text(seen: &Seen) -> String {
+    let record = &seen.record;
+    let mut line = format!("{:.6} {:<8} {:>6} B  ", record.at, way(record), seen.bytes());
+    match (&seen.meaning, &record.passed) {
+        (Meaning::ToCore(message), _) => line.push_str(&to_core(message)),
+        (Meaning::ToClient(message), _) => line.push_str(&to_client(message)),
+        (Meaning::Bad(error), _) => {
+            let _ = write!(line, "UNDECODABLE ({}): {error}", error.kind.as_str());
+        }
+        (Meaning::Note, Passed::Joined(who)) => {
+            let _ = write!(line, "JOINED {who}");
+        }
+        (Meaning::Note, Passed::Left(why)) => {
+            let _ = write!(line, "LEFT: {why}");
+        }
+        (Meaning::Note, _) => {}
+    }
+    for (field, value) in &seen.unknown {
+        let _ = write!(line, " | UNKNOWN {field} = {}", shorten(&value.to_json()));
+    }
+    line
+}
+
+/// `2→core` or `core→2`; for what is no message, the client alone.
+fn way(record: &TapRecord) -> String {
+    match &record.passed {
+        Passed::ToCore(_) => format!("{}→core", record.client),
+        Passed::ToClient(_) => format!("core→{}", record.client),
+        Passed::Joined(_) | Passed::Left(_) => record.client.to_string(),
     }
 }
 
@@ -165,11 +168,14 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// One object with every frame as it came: type byte and aux frames as bytes, payload as a value.
-pub fn json(record: &TapRecord) -> serde_json::Value {
-    let payload_at = usize::from(record.direction == Direction::ToCore);
+/// One object with every frame as it came: type byte and aux frames as bytes, payload as a value,
+/// with all its fields, known or not.
+pub fn json(seen: &Seen) -> serde_json::Value {
+    let record = &seen.record;
+    let payload_at = usize::from(matches!(record.passed, Passed::ToCore(_)));
     let frames: Vec<serde_json::Value> = record
-        .frames
+        .passed
+        .frames()
         .iter()
         .enumerate()
         .map(|(index, frame)| match dump(frame) {
@@ -177,12 +183,18 @@ pub fn json(record: &TapRecord) -> serde_json::Value {
             _ => json!({"bytes": frame.len(), "head": hex(&frame[..frame.len().min(16)])}),
         })
         .collect();
+    let unknown: serde_json::Map<String, serde_json::Value> =
+        seen.unknown.iter().map(|(field, value)| (field.clone(), value.to_json_value())).collect();
     json!({
         "at": record.at,
         "client": record.client,
-        "direction": super::way(record),
+        "epoch": record.epoch,
+        "direction": way(record),
+        "kind": seen.kind().name(),
+        "bytes": seen.bytes(),
         "missed": record.missed,
-        "text": text(record),
+        "text": text(seen),
+        "unknown": unknown,
         "frames": frames,
     })
 }

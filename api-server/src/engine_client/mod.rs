@@ -144,6 +144,9 @@ impl EngineClient {
         config: ClientConfig,
     ) -> Result<Self, TransportError> {
         let (endpoint, sender) = FrontendEndpoint::start(endpoint).await?;
+        if let Some(address) = endpoint.taps_address() {
+            tracing::info!("its frames can be seen with `pawl frames tap {address}`");
+        }
         Ok(Self::over(Link::Endpoint(endpoint), LinkSender::Endpoint(sender), config))
     }
 

@@ -11,6 +11,7 @@ mod admission;
 pub(crate) mod driver;
 mod outbox;
 mod requests;
+mod status;
 mod utility;
 
 #[cfg(test)]
@@ -25,7 +26,7 @@ use pawl_shared::clock::{Clock, Stamp};
 use pawl_shared::protocol::{
     ClientMessage, EngineCoreOutput, EngineCoreRequest, FinishReason, OutputError, RequestId, Value,
 };
-use pawl_shared::transport::ClientId;
+use pawl_shared::transport::{ClientId, Peer};
 
 use crate::kv_cache::CacheConfig;
 use crate::runner::mock::mix;
@@ -63,7 +64,7 @@ pub struct EngineConfig {
 #[derive(Clone, Debug)]
 pub enum Inbox {
     /// A client joined.
-    Joined(ClientId),
+    Joined(ClientId, Peer),
     /// A client is gone, with all that it asked for.
     Left(ClientId),
     /// A client says something.
@@ -92,6 +93,7 @@ pub enum Inbox {
 struct InFlight {
     step: u64,
     num_tokens: u64,
+    begun: Stamp,
     schedule: Duration,
 }
 
@@ -105,9 +107,11 @@ enum Lifecycle {
     Stopped,
 }
 
-/// Things that should not happen, counted for `pawl_status`.
+/// What is counted for `pawl_status`.
 #[derive(Clone, Debug, Default)]
 struct Counters {
+    spent: Phases,
+    tokens_sampled: u64,
     requests_added: u64,
     requests_finished: BTreeMap<&'static str, u64>,
     requests_refused: BTreeMap<String, u64>,
@@ -166,7 +170,7 @@ impl Engine {
     /// Takes one message. What it leads to is said by the next [`Engine::settle`].
     pub fn handle(&mut self, message: Inbox) {
         match message {
-            Inbox::Joined(client) => self.outbox.join(client),
+            Inbox::Joined(client, peer) => self.outbox.join(client, peer),
             Inbox::Left(client) => self.client_left(client),
             Inbox::Message(client, message) if self.outbox.knows(client) => match message {
                 ClientMessage::Add(request) => self.add(client, *request),
@@ -211,6 +215,7 @@ impl Engine {
         self.in_flight.push_back(InFlight {
             step: plan.step,
             num_tokens: u64::from(plan.num_tokens()),
+            begun: begin,
             schedule: self.clock.now().since(begin),
         });
         Some(plan)
@@ -238,7 +243,7 @@ impl Engine {
         );
         let stamp = self.clock.now();
         for moved in self.scheduler.update(result) {
-            self.request_moved(moved.key, moved.output);
+            self.request_moved(moved.key, moved.output, stamp);
         }
         self.progress.fetch_add(1, Ordering::Relaxed);
         let phases = Phases {
@@ -247,6 +252,7 @@ impl Engine {
             update: self.clock.now().since(stamp),
             num_tokens: submitted.num_tokens,
         };
+        self.counters.spent += phases;
         self.outbox.publish(&mut self.scheduler, stamp, Occasion::Step(phases));
         Ok(())
     }
@@ -333,7 +339,8 @@ impl Engine {
         };
         self.scheduler.add(admitted, now).map_err(|why| why.to_output_error())?;
         self.counters.requests_added += 1;
-        let live = LiveRequest { client, id, added: now, prompt_tokens, output_tokens: 0 };
+        let live =
+            LiveRequest { client, id, added: now, moved: now, prompt_tokens, output_tokens: 0 };
         self.requests.insert(key, live);
         Ok(())
     }
@@ -379,10 +386,12 @@ impl Engine {
         }
     }
 
-    fn request_moved(&mut self, key: RequestKey, output: EngineCoreOutput) {
+    fn request_moved(&mut self, key: RequestKey, output: EngineCoreOutput, now: Stamp) {
         // Aborted requests are out of both tables before the scheduler folds a step.
         let live = self.requests.get_mut(key).expect("the scheduler moves only live requests");
         live.output_tokens += output.new_token_ids.len();
+        live.moved = now;
+        self.counters.tokens_sampled += output.new_token_ids.len() as u64;
         let client = live.client;
         if let Some(reason) = output.finish_reason {
             self.request_ended(key, reason);

@@ -8,7 +8,7 @@ use pawl_shared::protocol::{
     EngineCoreOutput, PawlStats, PrefixCacheStats, RequestId, SchedulerStats, StepFrame,
     UtilityFrame, UtilityReply,
 };
-use pawl_shared::transport::ClientId;
+use pawl_shared::transport::{ClientId, Peer};
 
 use crate::scheduler::{ClientIndex, Scheduler};
 
@@ -45,7 +45,7 @@ impl Batch {
 
 /// What one step took. It belongs to the core, not to a client: everyone who gets a frame of the
 /// step is told, like the gauges.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Phases {
     /// Host time to plan it.
     pub schedule: Duration,
@@ -57,9 +57,19 @@ pub(super) struct Phases {
     pub num_tokens: u64,
 }
 
+impl std::ops::AddAssign for Phases {
+    fn add_assign(&mut self, step: Self) {
+        self.schedule += step.schedule;
+        self.execute += step.execute;
+        self.update += step.update;
+        self.num_tokens += step.num_tokens;
+    }
+}
+
 /// What one client has been told, and what it is about to be told.
 #[derive(Debug)]
 struct ClientBox {
+    peer: Peer,
     outputs: Vec<EngineCoreOutput>,
     finished: Vec<RequestId>,
     told: Gauges,
@@ -123,8 +133,9 @@ impl Outbox {
         }
     }
 
-    pub fn join(&mut self, client: ClientId) {
+    pub fn join(&mut self, client: ClientId, peer: Peer) {
         let fresh = ClientBox {
+            peer,
             outputs: Vec::new(),
             finished: Vec::new(),
             told: Gauges::IDLE,
@@ -148,6 +159,11 @@ impl Outbox {
 
     pub fn num_clients(&self) -> usize {
         self.clients.len()
+    }
+
+    /// Who is there.
+    pub fn clients(&self) -> impl Iterator<Item = (ClientId, &Peer)> {
+        self.clients.iter().map(|(client, waiting)| (*client, &waiting.peer))
     }
 
     /// An output of a step, for the next frame of its client. Bounded by the step: one output per

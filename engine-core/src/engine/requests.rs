@@ -17,6 +17,8 @@ pub(super) struct LiveRequest {
     pub client: ClientId,
     pub id: RequestId,
     pub added: Stamp,
+    /// When its last output came; when it was added, before.
+    pub moved: Stamp,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
 }
@@ -36,6 +38,24 @@ impl RequestTable {
 
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
+    }
+
+    /// Every request, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &LiveRequest)> {
+        self.by_key.iter().map(|(key, request)| (*key, request))
+    }
+
+    /// For each client, how many of its requests run by `running`, and how many do not.
+    pub fn count_by_client(
+        &self,
+        running: impl Fn(RequestKey) -> bool,
+    ) -> BTreeMap<ClientId, (u64, u64)> {
+        let mut counts = BTreeMap::<ClientId, (u64, u64)>::new();
+        for (key, request) in self.iter() {
+            let (runs, waits) = counts.entry(request.client).or_default();
+            *(if running(key) { runs } else { waits }) += 1;
+        }
+        counts
     }
 
     pub fn find(&self, client: ClientId, id: &RequestId) -> Option<RequestKey> {

@@ -4,7 +4,7 @@ use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{OutputError, UtilityCall, UtilityReply, Value};
 use pawl_shared::transport::ClientId;
 
-use super::{Engine, Lifecycle, admission, outbox};
+use super::{Engine, Lifecycle, admission};
 
 /// Pause calls that may wait for their moment. One more is refused: the engine is pausing anyway.
 const PAUSE_CALLS_MAX: usize = 64;
@@ -35,6 +35,10 @@ impl Pause {
     /// No step may start.
     pub fn holds_running(&self) -> bool {
         self.mode == Some(PauseMode::Keep)
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.mode.is_some()
     }
 
     pub fn admits_new(&self) -> Result<(), OutputError> {
@@ -79,7 +83,7 @@ impl Engine {
                 Err(why) => return Answer::Now(Err(failed(call, &why))),
             },
             "is_sleeping" => Value::Bool(self.pause.asleep),
-            "is_scheduler_paused" => Value::Bool(self.pause.mode.is_some()),
+            "is_scheduler_paused" => Value::Bool(self.pause.is_paused()),
             "pause_generation" | "pause_scheduler" => {
                 let asked =
                     mode_of(call, 0).and_then(|mode| Ok((mode, flag(call, 1, "clear_cache")?)));
@@ -111,7 +115,7 @@ impl Engine {
             }
             "list_loras" => Value::Array(Vec::new()),
             "get_weight_version" => text("default"),
-            "pawl_status" => self.status(),
+            "pawl_status" => self.status(call.args.first()),
             _ => return Answer::Now(Err(failed(call, "this engine has no such method"))),
         };
         Answer::Now(Ok(value))
@@ -173,32 +177,6 @@ impl Engine {
         for (client, call_id) in std::mem::take(&mut self.pause.callers) {
             self.outbox.push_reply(client, now, UtilityReply { call_id, result: Ok(Value::Nil) });
         }
-    }
-
-    /// Everything about the core that one may want to see, as a map.
-    fn status(&mut self) -> Value {
-        let gauges = outbox::gauges(&mut self.scheduler);
-        let counters = &self.counters;
-        let uptime = self.clock.now().since(self.started).as_secs_f64();
-        Value::map([
-            ("engine_index", count(self.config.engine_index)),
-            ("uptime_seconds", Value::Float(uptime)),
-            ("depth", count(self.config.depth as u64)),
-            ("clients", count(self.outbox.num_clients() as u64)),
-            ("paused", Value::Bool(self.pause.mode.is_some())),
-            ("steps", count(self.outbox.steps())),
-            ("steps_in_flight", count(self.in_flight.len() as u64)),
-            ("requests_live", count(self.requests.len() as u64)),
-            ("requests_running", count(gauges.num_running_reqs)),
-            ("requests_waiting", count(gauges.num_waiting_reqs)),
-            ("kv_cache_usage", Value::Float(gauges.kv_cache_usage)),
-            ("requests_added", count(counters.requests_added)),
-            ("requests_finished", counts(&counters.requests_finished)),
-            ("requests_refused", counts(&counters.requests_refused)),
-            ("duplicate_ids", count(counters.duplicate_ids)),
-            ("undecodable", counts(&counters.undecodable)),
-            ("unexpected_messages", count(counters.unexpected_messages)),
-        ])
     }
 }
 
@@ -268,12 +246,4 @@ fn failed(call: &UtilityCall, why: &str) -> String {
 
 fn text(text: &str) -> Value {
     Value::Text(text.into())
-}
-
-fn count(number: impl Into<i128>) -> Value {
-    Value::Integer(number.into())
-}
-
-fn counts<K: AsRef<str>>(counts: &std::collections::BTreeMap<K, u64>) -> Value {
-    Value::Map(counts.iter().map(|(key, &n)| (text(key.as_ref()), count(n))).collect())
 }

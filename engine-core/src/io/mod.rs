@@ -126,9 +126,9 @@ struct Io {
 impl Io {
     fn understand(&mut self, event: CoreEvent) -> Inbox {
         match event {
-            CoreEvent::Joined { client, .. } => {
+            CoreEvent::Joined { client, peer } => {
                 self.repeater.join(client, self.context.clock.now());
-                Inbox::Joined(client)
+                Inbox::Joined(client, peer)
             }
             CoreEvent::Left { client, .. } => {
                 self.repeater.leave(client);

@@ -71,6 +71,18 @@ impl KvCache {
         self.config
     }
 
+    /// Blocks that requests may have, the null block left out.
+    #[must_use]
+    pub fn num_usable(&self) -> u32 {
+        self.pool.usable()
+    }
+
+    /// Of those, how many requests hold.
+    #[must_use]
+    pub fn num_used(&self) -> u32 {
+        self.pool.usable() - self.pool.num_free()
+    }
+
     /// Share of blocks in use, 0 to 1.
     #[must_use]
     pub fn usage(&self) -> f64 {

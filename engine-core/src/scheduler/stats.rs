@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use pawl_shared::protocol::{PawlStats, PrefixCacheStats, SchedulerStats};
 
+use super::request::Phase;
 use super::{ClientIndex, Scheduler};
+use crate::kv_cache::KvCache;
+use crate::step::RequestKey;
 
 /// What is owed to each client. An entry lives from the client's first request or question until
 /// the client leaves.
@@ -51,7 +54,47 @@ impl ClientDeltas {
     }
 }
 
+/// Where a request stands, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestState {
+    /// `waiting`, `preempted`, `prefill` or `decode`.
+    pub name: &'static str,
+    /// Tokens that are in the cache once every step planned so far has run.
+    pub computed: u32,
+    /// Blocks it holds.
+    pub blocks: u32,
+}
+
 impl Scheduler {
+    /// Where the request stands; `None` once it has ended.
+    #[must_use]
+    pub fn state_of(&self, key: RequestKey) -> Option<RequestState> {
+        let request = self.requests.get(&key)?;
+        let without_blocks = |name| RequestState { name, computed: 0, blocks: 0 };
+        Some(match &request.phase {
+            Phase::Waiting if request.introduced => without_blocks("preempted"),
+            Phase::Waiting => without_blocks("waiting"),
+            Phase::Deferred => without_blocks("preempted"),
+            Phase::Running { table, computed } => RequestState {
+                name: if *computed < request.prompt_len() { "prefill" } else { "decode" },
+                computed: *computed,
+                blocks: table.blocks().len() as u32,
+            },
+        })
+    }
+
+    /// Whether the request holds blocks.
+    #[must_use]
+    pub fn is_running(&self, key: RequestKey) -> bool {
+        self.requests.get(&key).is_some_and(|r| matches!(r.phase, Phase::Running { .. }))
+    }
+
+    /// The cache, to look at.
+    #[must_use]
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
     /// The state now, and what `client`'s requests did since it was last asked for. State is the
     /// same for every client; what a client's requests did is told to it alone, and once.
     ///

@@ -5,9 +5,10 @@
 
 use bytes::Bytes;
 
-use super::wire::{ArrayItems, Reader, Result, Wire, Writer, or_nil};
+use super::wire::{ArrayItems, Reader, Result, Unknown, Wire, Writer, or_nil};
 use super::{
-    DecodeError, DecodeErrorKind as Kind, EngineCoreOutput, RequestId, SchedulerStats, UtilityReply,
+    DecodeError, DecodeErrorKind as Kind, EngineCoreOutput, RequestId, SchedulerStats,
+    UtilityReply, Value,
 };
 use crate::clock::Stamp;
 
@@ -162,6 +163,22 @@ impl EngineMessage {
     /// Anything that is not such a message. A utility reply that shares its frame with outputs is
     /// an error too: no engine sends one, and Python's frontend loses the outputs.
     pub fn decode(frames: &[Bytes]) -> std::result::Result<Self, DecodeError> {
+        Self::decode_noting(frames, None)
+    }
+
+    /// What a message holds that this build does not know and passes over: where, and what.
+    #[must_use]
+    pub fn unknown_fields(frames: &[Bytes]) -> Vec<(String, Value)> {
+        let unknown = Unknown::default();
+        // What of it does not decode is told by whoever decodes it.
+        let _ = Self::decode_noting(frames, Some(&unknown));
+        unknown.into_found()
+    }
+
+    fn decode_noting(
+        frames: &[Bytes],
+        unknown: Option<&Unknown>,
+    ) -> std::result::Result<Self, DecodeError> {
         match frames {
             [] => {
                 let text = "expected a payload, found no frame";
@@ -169,6 +186,7 @@ impl EngineMessage {
             }
             [only] if &only[..] == ENGINE_CORE_DEAD => Ok(Self::Dead),
             _ => Reader::over_frames(frames)
+                .noting(unknown)
                 .whole("EngineCoreOutputs", EngineCoreOutputs::read)
                 .and_then(Self::from_wire),
         }
@@ -222,6 +240,9 @@ impl EngineCoreOutputs {
             utility_output: items.next(r, "utility_output", Wire::read)?,
             finished_requests: items.next(r, "finished_requests", Wire::read)?,
         };
+        for _ in ["wave_complete", "start_wave", "weight_version"] {
+            items.pass(r)?;
+        }
         items.skip_rest(r)?;
         Ok(wire)
     }

@@ -233,7 +233,7 @@ impl Wire for EngineCoreEvent {
             match key {
                 "type" => kind = Some(EventKind::read(r)?),
                 "timestamp" => timestamp = Some(r.float()?),
-                _ => r.skip()?,
+                _ => r.skip_unknown()?,
             }
             Ok(())
         })?;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::wire::{ArrayItems, NAME_BYTES_MAX, Reader, Result, Wire, Writer, array_struct};
+use super::wire::{
+    ArrayItems, NAME_BYTES_MAX, Reader, Result, Unknown, Wire, Writer, array_struct,
+};
 use super::{DecodeError, DecodeErrorKind as Kind, SamplingParams, Tensor, UtilityCall, Value};
 
 /// The id a request has on the wire: `<external>-<epoch><counter>`, never used twice.
@@ -196,6 +198,22 @@ impl ClientMessage {
     /// # Errors
     /// Anything that is not such a message; nothing of it has been acted upon.
     pub fn decode(frames: &[Bytes]) -> std::result::Result<Self, DecodeError> {
+        Self::decode_noting(frames, None)
+    }
+
+    /// What a message holds that this build does not know and passes over: where, and what.
+    #[must_use]
+    pub fn unknown_fields(frames: &[Bytes]) -> Vec<(String, Value)> {
+        let unknown = Unknown::default();
+        // What of it does not decode is told by whoever decodes it.
+        let _ = Self::decode_noting(frames, Some(&unknown));
+        unknown.into_found()
+    }
+
+    fn decode_noting(
+        frames: &[Bytes],
+        unknown: Option<&Unknown>,
+    ) -> std::result::Result<Self, DecodeError> {
         let ([type_byte], Some(_)) =
             (frames.first().map_or(&[][..], |frame| &frame[..]), frames.get(1))
         else {
@@ -206,7 +224,7 @@ impl ClientMessage {
             );
             return Err(DecodeError::new(Kind::Frames, text).within("ClientMessage"));
         };
-        let r = Reader::over_frames(&frames[1..]);
+        let r = Reader::over_frames(&frames[1..]).noting(unknown);
         match *type_byte {
             ADD => r
                 .whole("EngineCoreRequest", EngineCoreRequest::read)

@@ -160,7 +160,7 @@ macro_rules! sampling_params {
                 r.keys(|r, key| {
                     match key {
                         $($key => params.$field = sampling_params!(@read r $(, $read)?),)+
-                        _ => r.skip()?,
+                        _ => r.skip_unknown()?,
                     }
                     Ok(())
                 })?;

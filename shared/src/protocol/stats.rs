@@ -220,7 +220,7 @@ impl Wire for SchedulerStats {
                 "num_kv_fetch_reqs_by_stage" => r.keys(|r, stage| {
                     match KV_FETCH_STAGES.iter().position(|name| *name == stage) {
                         Some(at) => stats.num_kv_fetch_reqs_by_stage[at] = Wire::read(r)?,
-                        None => r.skip()?,
+                        None => r.skip_unknown()?,
                     }
                     Ok(())
                 })?,
@@ -234,7 +234,8 @@ impl Wire for SchedulerStats {
                 "waiting_lora_adapters" => stats.waiting_lora_adapters = Wire::read(r)?,
                 "running_lora_adapters" => stats.running_lora_adapters = Wire::read(r)?,
                 "pawl" => stats.pawl = Wire::read(r)?,
-                _ => r.skip()?,
+                key if NIL_KEYS.contains(&key) && r.take_nil() => {}
+                _ => r.skip_unknown()?,
             }
             Ok(())
         })?;

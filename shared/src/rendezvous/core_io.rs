@@ -8,6 +8,32 @@ use super::message::{ControlMessage, Role};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u32);
 
+/// Who a client is, as far as it says.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// For people: `frontend 5f0c (pid 7, epoch 3)`.
+    pub text: String,
+    /// Process id, of a client that joined natively.
+    pub pid: Option<u32>,
+    /// Of its link, likewise.
+    pub epoch: Option<u64>,
+    /// The address at which it serves its own taps, if it does.
+    pub taps: Option<String>,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// As text: it says it all.
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.text)
+    }
+}
+
 /// Who sent a control message, as the control socket names them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId(pub Bytes);
@@ -114,8 +140,8 @@ pub enum CoreAction {
     Joined {
         /// Who.
         client: ClientId,
-        /// For people.
-        peer: String,
+        /// Who that is.
+        peer: Peer,
         /// As what.
         role: Role,
     },

@@ -3,16 +3,29 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::message::{ControlMessage, JOIN_VERSION, Join, Role};
-use super::{ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, PeerId};
+use super::{
+    ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, Peer, PeerId,
+};
 use crate::clock::Stamp;
 
 /// Clients one core serves at most; a join beyond it is refused.
 const CLIENTS_MAX: usize = 256;
+/// Of those, taps: each may hold some MiB of copies, and nobody looks at more.
+const TAPS_MAX: usize = 8;
 
 #[derive(Debug)]
 enum Via {
-    Native { control: PeerId, pid: u32, instance: String, epoch: u64, heard: Stamp },
-    Handshake { dialer: u32 },
+    Native {
+        control: PeerId,
+        pid: u32,
+        instance: String,
+        epoch: u64,
+        heard: Stamp,
+        taps: Option<String>,
+    },
+    Handshake {
+        dialer: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +54,24 @@ impl Member {
         matches!(self.via, Via::Handshake { dialer: d } if d == dialer)
     }
 
-    fn peer(&self) -> String {
+    fn peer(&self) -> Peer {
         match &self.via {
-            Via::Native { pid, instance, epoch, .. } => {
+            Via::Native { pid, instance, epoch, taps, .. } => {
                 let who = match self.role {
                     Role::Frontend => "frontend",
                     Role::Tap => "tap",
                 };
-                format!("{who} {instance} (pid {pid}, epoch {epoch:x})")
+                Peer {
+                    text: format!("{who} {instance} (pid {pid}, epoch {epoch:x})"),
+                    pid: Some(*pid),
+                    epoch: Some(*epoch),
+                    taps: taps.clone(),
+                }
             }
-            Via::Handshake { .. } => format!("vLLM frontend at {}", self.input),
+            Via::Handshake { .. } => {
+                let text = format!("vLLM frontend at {}", self.input);
+                Peer { text, pid: None, epoch: None, taps: None }
+            }
         }
     }
 }
@@ -61,6 +82,7 @@ pub struct CoreRendezvous {
     engine_index: u32,
     heartbeat: HeartbeatConfig,
     own_clock: OwnClock,
+    taps_only: bool,
     ready: bool,
     progress: u64,
     busy: bool,
@@ -81,6 +103,7 @@ impl CoreRendezvous {
             engine_index,
             heartbeat,
             own_clock: OwnClock::default(),
+            taps_only: false,
             ready: false,
             progress: 0,
             busy: false,
@@ -90,6 +113,12 @@ impl CoreRendezvous {
             last_tick: now,
             ignored: 0,
         }
+    }
+
+    /// The same for one that serves no requests, only taps.
+    #[must_use]
+    pub fn taps_only(self) -> Self {
+        Self { taps_only: true, ..self }
     }
 
     /// What PONGs tell from now on.
@@ -208,6 +237,12 @@ impl CoreRendezvous {
     }
 
     fn on_join(&mut self, now: Stamp, from: PeerId, join: Join, actions: &mut Vec<CoreAction>) {
+        if self.taps_only && join.role != Role::Tap {
+            let reason = "a frontend serves its taps here; requests and calls go to the core's \
+                          address";
+            actions.push(refused(from, reason.into()));
+            return;
+        }
         let known = self.members.iter().find_map(|(client, member)| match &member.via {
             Via::Native { instance, epoch, .. } if *instance == join.instance => {
                 Some((*client, *epoch))
@@ -244,8 +279,13 @@ impl CoreRendezvous {
             actions.push(refused(from, format!("the core serves {CLIENTS_MAX} frontends already")));
             return;
         }
-        let Join { input, output, pid, instance, epoch, role } = join;
-        let via = Via::Native { control: from, pid, instance, epoch, heard: now };
+        let taps = self.members.values().filter(|member| member.role == Role::Tap).count();
+        if join.role == Role::Tap && taps >= TAPS_MAX {
+            actions.push(refused(from, format!("{TAPS_MAX} taps are here already")));
+            return;
+        }
+        let Join { input, output, pid, instance, epoch, role, taps } = join;
+        let via = Via::Native { control: from, pid, instance, epoch, heard: now, taps };
         self.admit(Member { via, input, output, role, phase: Phase::Held }, actions);
     }
 

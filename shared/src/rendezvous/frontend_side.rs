@@ -51,6 +51,7 @@ pub struct FrontendRendezvous {
     /// acknowledgements, so only closed sockets tell that it is gone.
     joins: bool,
     role: Role,
+    taps: Option<String>,
     instance: String,
     pid: u32,
     heartbeat: HeartbeatConfig,
@@ -79,6 +80,7 @@ impl FrontendRendezvous {
         Self {
             joins: true,
             role: Role::Frontend,
+            taps: None,
             instance,
             pid,
             heartbeat,
@@ -104,6 +106,12 @@ impl FrontendRendezvous {
     #[must_use]
     pub fn with_role(self, role: Role) -> Self {
         Self { role, ..self }
+    }
+
+    /// The same for one that serves its own taps at an address.
+    #[must_use]
+    pub fn with_taps(self, taps: Option<String>) -> Self {
+        Self { taps, ..self }
     }
 
     /// Begins the next epoch: its number, and how long to wait before opening sockets. `None` once
@@ -160,7 +168,8 @@ impl FrontendRendezvous {
                     return actions;
                 }
                 let (pid, instance, epoch) = (self.pid, self.instance.clone(), self.epoch);
-                let join = Join { input, output, pid, instance, epoch, role: self.role };
+                let (role, taps) = (self.role, self.taps.clone());
+                let join = Join { input, output, pid, instance, epoch, role, taps };
                 actions.push(FrontendAction::Send(ControlMessage::Join(join)));
             }
             FrontendInput::OpenFailed { reason } if matches!(self.phase, Phase::Opening) => {

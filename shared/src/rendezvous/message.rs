@@ -35,6 +35,8 @@ pub struct Join {
     pub epoch: u64,
     /// What it wants.
     pub role: Role,
+    /// Where its own taps are served, if they are.
+    pub taps: Option<String>,
 }
 
 /// One message of the control socket.
@@ -143,6 +145,7 @@ impl ControlMessage {
                     ("instance", join.instance.as_str().into()),
                     ("epoch", join.epoch.into()),
                     ("tap", (join.role == Role::Tap).into()),
+                    ("taps", join.taps.clone().into()),
                 ],
             ),
             Self::JoinOfVersion(version) => ("JOIN", vec![("version", (*version).into())]),
@@ -196,6 +199,7 @@ impl ControlMessage {
                     instance: fields.text("instance")?,
                     epoch: fields.uint("epoch")?,
                     role: if fields.flag("tap") { Role::Tap } else { Role::Frontend },
+                    taps: map.get("taps").and_then(Value::as_str).map(str::to_owned),
                 }),
                 other => Self::JoinOfVersion(other),
             },

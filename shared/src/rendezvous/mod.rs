@@ -24,7 +24,7 @@ pub mod message;
 #[cfg(test)]
 mod tests;
 
-pub use core_io::{ClientId, CoreAction, CoreInput, LeaveReason, PeerId};
+pub use core_io::{ClientId, CoreAction, CoreInput, LeaveReason, Peer, PeerId};
 pub use core_side::CoreRendezvous;
 pub use credit::message_cost;
 pub use credit::{ACK_INTERVAL, AckPolicy, OUTBOX_BYTES_MAX, Outbox, OutboxFull, WINDOW_BYTES};

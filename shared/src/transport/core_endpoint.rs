@@ -11,6 +11,7 @@ use super::control_socket::{ControlEvent, ControlSocket};
 use super::dialer::{DialCommand, DialEvent, Dialer};
 use super::link::{self, LinkEvent, LinkPlan};
 use super::outbox::SharedOutbox;
+use super::tap::Taps;
 use super::thread::Thread;
 use super::{Address, SendRefused, TransportError, listen};
 use crate::clock::{Clock, SystemClock};
@@ -18,18 +19,15 @@ use crate::protocol::HandshakeInit;
 use crate::rendezvous::message::Role;
 use crate::rendezvous::{
     ClientId, CoreAction, CoreInput, CoreRendezvous, HeartbeatConfig, LeaveReason,
-    OUTBOX_BYTES_MAX, Outbox, WINDOW_BYTES,
+    OUTBOX_BYTES_MAX, Outbox, Peer, WINDOW_BYTES,
 };
-use crate::tap::{Direction, TapRecord};
+use crate::tap::Passed;
 
 /// Messages from all links that wait for [`CoreEndpoint::next`]. When full, links stop reading, and
 /// the frontends' sends wait.
 const LINK_EVENTS_MAX: usize = 1024;
 /// A handshake has at most two things to tell before it is answered; when full, it waits.
 const DIAL_EVENTS_MAX: usize = 64;
-
-/// Bytes that may wait for a tap behind its window; beyond it the tap misses messages.
-const TAP_OUTBOX_BYTES_MAX: u64 = 8 << 20;
 
 /// The notice vLLM's frontends know: nothing comes after it.
 const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
@@ -69,8 +67,8 @@ pub enum CoreEvent {
     Joined {
         /// Who.
         client: ClientId,
-        /// For people.
-        peer: String,
+        /// Who that is.
+        peer: Peer,
     },
     /// A client is gone: its requests must be aborted. Nothing more comes from it.
     Left {
@@ -92,14 +90,9 @@ struct Link {
     thread: Thread,
     outbox: SharedOutbox,
     joined: bool,
-    role: LinkRole,
-}
-
-enum LinkRole {
-    /// A native one notices by itself that the core is gone.
-    Frontend { native: bool },
-    /// Is sent a copy of each message. One that does not keep up misses some, and is told how many.
-    Tap { missed: u64 },
+    role: Role,
+    /// A native frontend notices by itself that the core is gone.
+    native: bool,
 }
 
 /// All clients of a core.
@@ -107,6 +100,7 @@ pub struct CoreEndpoint {
     engine_index: u32,
     clock: Arc<dyn Clock>,
     rendezvous: CoreRendezvous,
+    taps: Taps,
     control: ControlSocket,
     // One per member of the rendezvous, which bounds them.
     links: BTreeMap<ClientId, Link>,
@@ -124,6 +118,23 @@ impl CoreEndpoint {
     /// Listens at once. Joins are held until [`CoreEndpoint::set_ready`].
     #[expect(clippy::unused_async, reason = "sockets may need the runtime to be bound")]
     pub async fn bind(config: CoreEndpointConfig) -> Result<Self, TransportError> {
+        let taps = Taps::new(Arc::clone(&config.clock));
+        Self::bind_with(config, taps, false)
+    }
+
+    /// An endpoint that admits nobody but taps, which are fed through `taps`.
+    pub(super) fn bind_for_taps(
+        config: CoreEndpointConfig,
+        taps: Taps,
+    ) -> Result<Self, TransportError> {
+        Self::bind_with(config, taps, true)
+    }
+
+    fn bind_with(
+        config: CoreEndpointConfig,
+        taps: Taps,
+        taps_only: bool,
+    ) -> Result<Self, TransportError> {
         if config.engine_index > u32::from(u16::MAX) {
             return Err(TransportError::EngineIndex(config.engine_index));
         }
@@ -147,9 +158,11 @@ impl CoreEndpoint {
             let events = dial_sender.clone();
             dialers.push(Dialer::start(dialer, address, config.engine_index, events)?);
         }
+        let rendezvous = CoreRendezvous::new(config.engine_index, config.heartbeat, now);
         Ok(Self {
             engine_index: config.engine_index,
-            rendezvous: CoreRendezvous::new(config.engine_index, config.heartbeat, now),
+            rendezvous: if taps_only { rendezvous.taps_only() } else { rendezvous },
+            taps,
             clock: config.clock,
             control,
             links: BTreeMap::new(),
@@ -225,7 +238,7 @@ impl CoreEndpoint {
     pub fn send(&mut self, client: ClientId, frames: Vec<Bytes>) -> Result<(), SendRefused> {
         let link = self.links.get(&client).filter(|link| link.joined).ok_or(SendRefused::Down)?;
         let outbox = link.outbox.clone();
-        self.copy_to_taps(client, Direction::ToClient, &frames);
+        self.taps.offer(client.0, || Passed::ToClient(frames.clone()));
         let sent = outbox.push(frames);
         if sent == Err(SendRefused::Full) {
             tracing::warn!(client = client.0, "a client does not read its outputs and is cut off");
@@ -247,7 +260,7 @@ impl CoreEndpoint {
     }
 
     fn say_dead(&mut self, to: impl Fn(bool) -> bool) {
-        let told = |link: &Link| matches!(link.role, LinkRole::Frontend { native } if to(native));
+        let told = |link: &Link| link.role == Role::Frontend && to(link.native);
         let clients: Vec<ClientId> =
             self.links.iter().filter(|(_, link)| told(link)).map(|(client, _)| *client).collect();
         for client in clients {
@@ -280,22 +293,10 @@ impl CoreEndpoint {
             LinkEvent::Message { client, frames } => {
                 let link = self.links.get(&client).filter(|link| link.joined);
                 // A tap has nothing to say.
-                if link.is_some_and(|link| matches!(link.role, LinkRole::Frontend { .. })) {
-                    self.copy_to_taps(client, Direction::ToCore, &frames);
+                if link.is_some_and(|link| link.role == Role::Frontend) {
+                    self.taps.offer(client.0, || Passed::ToCore(frames.clone()));
                     self.pending.push_back(CoreEvent::Message { client, frames });
                 }
-            }
-        }
-    }
-
-    fn copy_to_taps(&mut self, client: ClientId, direction: Direction, frames: &[Bytes]) {
-        let at = self.clock.now().seconds();
-        for link in self.links.values_mut().filter(|link| link.joined) {
-            let LinkRole::Tap { missed } = &mut link.role else { continue };
-            let (client, frames) = (client.0, frames.to_vec());
-            let record = TapRecord { at, client, direction, frames, missed: *missed };
-            if link.outbox.push(vec![record.encode()]).is_err() {
-                *missed += 1;
             }
         }
     }
@@ -316,18 +317,17 @@ impl CoreEndpoint {
             CoreAction::Reply { to, message } => self.control.reply(to, message.encode()),
             CoreAction::OpenLink { client, input, output, acknowledges, role } => {
                 let window = acknowledges.then_some(WINDOW_BYTES);
-                let (bytes_max, role) = match role {
-                    Role::Frontend => {
-                        (OUTBOX_BYTES_MAX, LinkRole::Frontend { native: acknowledges })
-                    }
-                    Role::Tap => (TAP_OUTBOX_BYTES_MAX, LinkRole::Tap { missed: 0 }),
+                let bytes_max = match role {
+                    Role::Frontend => OUTBOX_BYTES_MAX,
+                    Role::Tap => super::tap::OUTBOX_BYTES_MAX,
                 };
                 let outbox = SharedOutbox::new(Outbox::new(bytes_max, window));
                 let (engine_index, ready) = (self.engine_index, self.ready.clone());
                 let plan = LinkPlan { client, engine_index, input, output, ready };
                 match link::start(plan, outbox.clone(), self.link_sender.clone()) {
                     Ok(thread) => {
-                        self.links.insert(client, Link { thread, outbox, joined: false, role });
+                        let (joined, native) = (false, acknowledges);
+                        self.links.insert(client, Link { thread, outbox, joined, role, native });
                     }
                     Err(error) => {
                         let reason = LeaveReason::Unreachable(error.to_string());
@@ -337,19 +337,24 @@ impl CoreEndpoint {
             }
             CoreAction::CloseLink { client } => {
                 self.links.remove(&client);
+                self.taps.remove(client);
             }
             CoreAction::Joined { client, peer, role } => {
-                if let Some(link) = self.links.get_mut(&client) {
-                    link.joined = true;
-                }
+                let link = self.links.get_mut(&client)?;
+                link.joined = true;
                 tracing::info!(client = client.0, %peer, "client joined");
-                if role == Role::Frontend {
-                    self.pending.push_back(CoreEvent::Joined { client, peer });
+                match role {
+                    Role::Frontend => {
+                        self.taps.member_joined(client.0, peer.epoch, &peer.text);
+                        self.pending.push_back(CoreEvent::Joined { client, peer });
+                    }
+                    Role::Tap => self.taps.add(client, link.outbox.clone()),
                 }
             }
             CoreAction::Left { client, reason, role } => {
                 tracing::info!(client = client.0, %reason, "client left");
                 if role == Role::Frontend {
+                    self.taps.member_left(client.0, &reason.to_string());
                     self.pending.push_back(CoreEvent::Left { client, reason });
                 }
             }

@@ -1,7 +1,7 @@
 //! A frontend's end: joins, tells what the core says, and joins again when the core is gone.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +9,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::epoch::{self, Ended};
 use super::outbox::SharedOutbox;
+use super::tap::{TapServer, Taps};
 use super::thread::{self, Thread, Wishes};
 use super::{Address, SendRefused, SocketDir, TransportError};
 use crate::clock::{Clock, SystemClock};
@@ -16,6 +17,7 @@ use crate::rendezvous::message::Role;
 use crate::rendezvous::{
     AckPolicy, FrontendAction, FrontendInput, FrontendRendezvous, HeartbeatConfig, WINDOW_BYTES,
 };
+use crate::tap::Passed;
 
 /// Messages that wait for [`FrontendEndpoint::next`]. When full the output socket is not read, and
 /// the core keeps what its credit does not cover.
@@ -40,6 +42,8 @@ pub struct FrontendEndpointConfig {
     pub socket_dir: Option<Arc<SocketDir>>,
     /// The host the core finds us at, if not the one that faces it.
     pub advertise: Option<String>,
+    /// Whether taps may join here to see what passes, in a socket of its own in the folder.
+    pub taps: bool,
     /// How long silence is borne.
     pub heartbeat: HeartbeatConfig,
     /// The clock.
@@ -55,6 +59,7 @@ impl FrontendEndpointConfig {
             role: Role::Frontend,
             socket_dir: None,
             advertise: None,
+            taps: false,
             heartbeat: HeartbeatConfig::default(),
             clock: Arc::new(SystemClock),
         }
@@ -212,19 +217,26 @@ pub struct FrontendEndpoint {
     owed: u64,
     sender: FrontendSender,
     thread: Thread,
+    taps: Option<TapServer>,
 }
 
 impl FrontendEndpoint {
     /// Starts to look for the core, and goes on until dropped or [`FrontendEndpoint::leave`].
-    #[expect(clippy::unused_async, reason = "sockets may need the runtime to be bound")]
     pub async fn start(
         config: FrontendEndpointConfig,
     ) -> Result<(Self, FrontendSender), TransportError> {
         let (CoreAt::Join(address) | CoreAt::AwaitCore(address)) = &config.core;
         let socket_dir = match (config.socket_dir, address) {
             (None, Address::Ipc(_)) => Some(Arc::new(SocketDir::create_default()?)),
+            (None, _) if config.taps => Some(Arc::new(SocketDir::create_default()?)),
             (dir, _) => dir,
         };
+        let taps = Taps::new(Arc::clone(&config.clock));
+        let tap_server = match &socket_dir {
+            Some(dir) if config.taps => Some(TapServer::start(dir.clone(), taps.clone()).await?),
+            _ => None,
+        };
+        let taps_at = tap_server.as_ref().map(|server| server.address().to_string());
         let id = uuid::Uuid::new_v4();
         // 32 random bits keep the epochs of different processes apart, 20 count within one.
         let epoch_base = (id.as_u128() as u64 & 0xffff_ffff) << 20;
@@ -235,6 +247,7 @@ impl FrontendEndpoint {
                 let (instance, pid) = (id.simple().to_string(), std::process::id());
                 FrontendRendezvous::new(instance, pid, epoch_base, config.heartbeat, now)
                     .with_role(config.role)
+                    .with_taps(taps_at)
             }
             CoreAt::AwaitCore(_) => FrontendRendezvous::awaiting(epoch_base, config.heartbeat, now),
         };
@@ -249,10 +262,23 @@ impl FrontendEndpoint {
         };
         let core = config.core;
         let thread = Thread::start("pawl-frontend", move |wishes| driver.run(&core, wishes))?;
-        let sender = FrontendSender::default();
-        let endpoint =
-            Self { deliveries, taken: Taken::default(), owed: 0, sender: sender.clone(), thread };
+        let shared = SenderShared { session: Mutex::default(), taps };
+        let sender = FrontendSender(Arc::new(shared));
+        let endpoint = Self {
+            deliveries,
+            taken: Taken::default(),
+            owed: 0,
+            sender: sender.clone(),
+            thread,
+            taps: tap_server,
+        };
         Ok((endpoint, sender))
+    }
+
+    /// Where taps may join to see what passes here.
+    #[must_use]
+    pub fn taps_address(&self) -> Option<&Address> {
+        self.taps.as_ref().map(TapServer::address)
     }
 
     /// The next event. Cancel-safe. Asking for it says that the message before has been handled.
@@ -268,17 +294,25 @@ impl FrontendEndpoint {
         match delivery {
             Delivery::Message { frames, cost } => {
                 self.owed = cost;
+                self.sender.show(&frames);
                 FrontendEvent::Message { frames }
             }
             Delivery::Up { event, outbox, taken } => {
                 // Only now: a request that is sent belongs to the epoch its sender has seen.
-                self.sender.set(Some(outbox));
+                if let FrontendEvent::Up { client_index, epoch, engine_index, .. } = &event {
+                    let client = *client_index;
+                    let text = format!("engine-core {engine_index}");
+                    self.sender.0.taps.member_joined(client, Some(*epoch), &text);
+                    self.sender.set(Some(Session { client, outbox }));
+                }
                 self.taken = taken;
                 event
             }
             Delivery::Event(event) => {
-                if matches!(event, FrontendEvent::Down { .. }) {
-                    self.sender.set(None);
+                if let FrontendEvent::Down { reason } = &event
+                    && let Some(session) = self.sender.set(None)
+                {
+                    self.sender.0.taps.member_left(session.client, reason);
                 }
                 event
             }
@@ -295,18 +329,52 @@ impl FrontendEndpoint {
 }
 
 /// Sends requests to the core of the current epoch, in order. Clones share one queue.
-#[derive(Clone, Default)]
-pub struct FrontendSender(Arc<Mutex<Option<SharedOutbox>>>);
+#[derive(Clone)]
+pub struct FrontendSender(Arc<SenderShared>);
+
+struct SenderShared {
+    session: Mutex<Option<Session>>,
+    taps: Taps,
+}
+
+/// The core that serves us.
+struct Session {
+    client: u32,
+    outbox: SharedOutbox,
+}
 
 impl FrontendSender {
-    fn set(&self, outbox: Option<SharedOutbox>) {
-        *self.0.lock().expect("no code panics while it holds the sender") = outbox;
+    fn session(&self) -> MutexGuard<'_, Option<Session>> {
+        self.0.session.lock().expect("no code panics while it holds the session")
+    }
+
+    /// The session that was before.
+    fn set(&self, session: Option<Session>) -> Option<Session> {
+        std::mem::replace(&mut self.session(), session)
+    }
+
+    /// A message from the core, for taps.
+    fn show(&self, frames: &[Bytes]) {
+        if !self.0.taps.any() {
+            return;
+        }
+        let client = self.session().as_ref().map(|session| session.client);
+        if let Some(client) = client {
+            self.0.taps.offer(client, || Passed::ToClient(frames.to_vec()));
+        }
     }
 
     /// Queues `[type, payload, aux…]`. Never blocks: refused when there is no core, or when 64 MiB
     /// wait because the core does not read. Taken is not delivered: a link may be lost.
     pub fn try_send(&self, frames: Vec<Bytes>) -> Result<(), SendRefused> {
-        let outbox = self.0.lock().expect("no code panics while it holds the sender");
-        outbox.as_ref().ok_or(SendRefused::Down)?.push(frames)
+        // Held to the end, so that taps see messages in the order in which they go out.
+        let session = self.session();
+        let Session { client, outbox } = session.as_ref().ok_or(SendRefused::Down)?;
+        let seen = self.0.taps.any().then(|| frames.clone());
+        outbox.push(frames)?;
+        if let Some(frames) = seen {
+            self.0.taps.offer(*client, || Passed::ToCore(frames));
+        }
+        Ok(())
     }
 }

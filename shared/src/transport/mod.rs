@@ -49,7 +49,7 @@ pub use frontend_endpoint::{
 pub use socket_dir::SocketDir;
 pub use tap::{Tap, TapEvent};
 
-pub use crate::rendezvous::{ClientId, HeartbeatConfig, LeaveReason, OwnClock};
+pub use crate::rendezvous::{ClientId, HeartbeatConfig, LeaveReason, OwnClock, Peer};
 
 /// Why sockets could not be set up.
 #[derive(Debug, thiserror::Error)]

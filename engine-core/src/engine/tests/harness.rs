@@ -10,7 +10,7 @@ use pawl_shared::protocol::{
     ClientMessage, EngineCoreOutput, EngineCoreRequest, EngineMessage, RequestId, SamplingParams,
     SchedulerStats, UtilityCall, Value,
 };
-use pawl_shared::transport::ClientId;
+use pawl_shared::transport::{ClientId, Peer};
 
 use super::super::{Batch, Engine, EngineConfig, Inbox, Outgoing};
 use crate::kv_cache::CacheConfig;
@@ -45,6 +45,12 @@ pub fn config(depth: usize) -> EngineConfig {
     }
 }
 
+/// A frontend that has joined natively.
+pub fn peer() -> Peer {
+    let taps = Some("ipc:///taps".into());
+    Peer { text: "a frontend".into(), pid: Some(7), epoch: Some(9), taps }
+}
+
 impl Harness {
     pub fn new(config: EngineConfig, clients: u32) -> Self {
         let mock = MockConfig {
@@ -66,7 +72,7 @@ impl Harness {
             gauges: None,
         };
         for client in 0..clients {
-            harness.engine.handle(Inbox::Joined(ClientId(client)));
+            harness.engine.handle(Inbox::Joined(ClientId(client), peer()));
         }
         harness
     }

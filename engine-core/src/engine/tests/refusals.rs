@@ -149,7 +149,16 @@ fn a_live_id_sent_again_changes_nothing_for_the_older_request() {
     ");
     harness.call(0, "pawl_status", vec![]);
     harness.fill();
-    insta::assert_snapshot!(harness.told(), @r#"to 0: at 1.020 Ok(Map([(Text("engine_index"), Integer(0)), (Text("uptime_seconds"), Float(0.02)), (Text("depth"), Integer(1)), (Text("clients"), Integer(2)), (Text("paused"), Bool(false)), (Text("steps"), Integer(2)), (Text("steps_in_flight"), Integer(0)), (Text("requests_live"), Integer(0)), (Text("requests_running"), Integer(0)), (Text("requests_waiting"), Integer(0)), (Text("kv_cache_usage"), Float(0.0)), (Text("requests_added"), Integer(2)), (Text("requests_finished"), Map([(Text("abort"), Integer(1)), (Text("length"), Integer(1))])), (Text("requests_refused"), Map([])), (Text("duplicate_ids"), Integer(1)), (Text("undecodable"), Map([(Text("type"), Integer(1))])), (Text("unexpected_messages"), Integer(0))]))"#);
+    let told = harness.told();
+    for counted in [
+        r#"(Text("requests_added"), Integer(2))"#,
+        r#"(Text("requests_finished"), Map([(Text("abort"), Integer(1)), (Text("length"), Integer(1))]))"#,
+        r#"(Text("duplicate_ids"), Integer(1))"#,
+        r#"(Text("undecodable"), Map([(Text("type"), Integer(1))]))"#,
+        r#"(Text("unexpected_messages"), Integer(0))"#,
+    ] {
+        assert!(told.contains(counted), "{counted} is not in {told}");
+    }
 }
 
 #[test]

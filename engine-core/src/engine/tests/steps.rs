@@ -49,7 +49,7 @@ impl Clock for BusyClock {
 fn every_phase_of_a_step_is_timed() {
     let clock = BusyClock(ManualClock::at(1));
     let mut engine = Engine::new(config(1), Arc::new(clock), Progress::default()).unwrap();
-    engine.handle(Inbox::Joined(ClientId(0)));
+    engine.handle(Inbox::Joined(ClientId(0), super::harness::peer()));
     engine.settle();
     engine.handle(Inbox::Message(
         ClientId(0),

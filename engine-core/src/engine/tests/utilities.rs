@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pawl_shared::protocol::Value;
+use pawl_shared::protocol::{EngineMessage, Value};
 
 use super::harness::{Harness, STEP, config};
 
@@ -218,4 +218,69 @@ fn shutting_down_ends_at_its_deadline() {
         a [] finish abort
         finished ["a"]
     "#);
+}
+
+/// The answer to `pawl_status`, as JSON.
+macro_rules! status {
+    ($harness:expr, $listed:expr) => {{
+        $harness.call(0, "pawl_status", $listed);
+        $harness.fill();
+        let reply = $harness.frames.drain(..).find_map(|(_, message)| match message {
+            EngineMessage::Utility { reply, .. } => Some(reply.result.unwrap()),
+            _ => None,
+        });
+        reply.expect("an answer").to_json_value()
+    }};
+}
+
+#[test]
+fn the_status_says_where_each_request_stands() {
+    let mut harness = Harness::new(config(1), 2);
+    harness.add(0, "a", &[1, 2, 3], 9);
+    harness.fill();
+    let during = status!(harness, vec![]);
+    assert_eq!(during["requests"][0]["state"], "decode", "as it will be after the step: {during}");
+    assert_eq!(during["step_in_flight_seconds"], 0.0);
+    harness.finish_step();
+    harness.add(1, "b", &[1; 40], 9);
+    harness.clock.advance(Duration::from_secs(3));
+    let status = status!(harness, vec![]);
+    let (a, b) = (&status["requests"][0], &status["requests"][1]);
+    for (field, value) in
+        [("client", 0), ("prompt_tokens", 3), ("output_tokens", 1), ("computed_tokens", 3)]
+    {
+        assert_eq!(a[field], value, "{field} of {status}");
+    }
+    assert_eq!(a["id"], "a");
+    assert_eq!((&a["age_seconds"], &a["idle_seconds"]), (&3.01.into(), &3.0.into()));
+    assert_eq!((&b["id"], &b["client"], &b["state"]), (&"b".into(), &1.into(), &"waiting".into()));
+    let frontend = &status["frontends"][1];
+    assert_eq!((&frontend["running"], &frontend["waiting"]), (&0.into(), &1.into()));
+    assert_eq!((&frontend["pid"], &frontend["taps"]), (&7.into(), &"ipc:///taps".into()));
+    assert_eq!((&status["steps"], &status["tokens_sampled"]), (&1.into(), &1.into()));
+    assert_eq!(
+        (&status["tokens_scheduled"], &status["execute_seconds"]),
+        (&3.into(), &0.01.into())
+    );
+    assert!(status["kv_blocks_used"].as_u64() >= Some(1), "{status}");
+}
+
+#[test]
+fn the_status_lists_no_more_than_is_asked_for_nor_than_is_good() {
+    let mut harness = Harness::new(config(1), 1);
+    for nth in 0..1100 {
+        harness.add(0, &format!("r{nth}"), &[1], 1);
+    }
+    let mut listed = |asked: Vec<Value>| {
+        let status = status!(harness, asked);
+        let requests = status["requests"].as_array().unwrap();
+        assert_eq!(status["requests_live"], 1100);
+        assert!(requests.is_empty() || requests[0]["id"] == "r0", "the oldest come first");
+        requests.len()
+    };
+    assert_eq!(listed(vec![]), 64);
+    assert_eq!(listed(vec![Value::Integer(0)]), 0);
+    assert_eq!(listed(vec![Value::Integer(3)]), 3);
+    assert_eq!(listed(vec![Value::Integer(1 << 40)]), 1024);
+    assert_eq!(listed(vec![Value::Text("all".into())]), 64);
 }

@@ -35,12 +35,21 @@ impl ArrayItems {
             });
         }
         self.next += 1;
-        read(r).map_err(|error| error.in_field(name))
+        r.within(name, read).map_err(|error| error.in_field(name))
+    }
+
+    /// Passes over an element that is known and means nothing here.
+    pub(in crate::protocol) fn pass(&mut self, r: &mut Reader<'_>) -> Result<()> {
+        if self.next < self.len {
+            self.next += 1;
+            r.skip()?;
+        }
+        Ok(())
     }
 
     /// Passes over elements that a newer sender added.
     pub(in crate::protocol) fn skip_rest(&self, r: &mut Reader<'_>) -> Result<()> {
-        (self.next..self.len).try_for_each(|_| r.skip())
+        (self.next..self.len).try_for_each(|at| r.within(&format!("[{at}]"), Reader::skip_unknown))
     }
 
     /// Refuses elements beyond those we know.

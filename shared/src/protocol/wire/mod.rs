@@ -13,7 +13,7 @@ mod scalars;
 mod writer;
 
 pub(super) use items::ArrayItems;
-pub(super) use reader::Reader;
+pub(super) use reader::{Reader, Unknown};
 pub(super) use scalars::or_nil;
 pub(super) use writer::{EXT_PICKLES, EXT_RAW, Writer};
 
@@ -98,7 +98,7 @@ macro_rules! map_struct {
                         $(stringify!($field) => {
                             value.$field = $crate::protocol::wire::Wire::read(r)?;
                         })+
-                        _ => r.skip()?,
+                        _ => r.skip_unknown()?,
                     }
                     Ok(())
                 })?;

@@ -1,10 +1,12 @@
 //! Reading msgpack from bytes that a stranger may have written.
 
+use std::cell::RefCell;
+
 use bytes::Bytes;
 use rmp::Marker;
 
-use super::Result;
-use crate::protocol::{DecodeError, DecodeErrorKind as Kind};
+use super::{Result, Wire};
+use crate::protocol::{DecodeError, DecodeErrorKind as Kind, Value};
 
 /// Arrays and maps inside one another. Deeper messages are refused, so that recursion is bounded.
 const DEPTH_MAX: u32 = 128;
@@ -12,6 +14,19 @@ const DEPTH_MAX: u32 = 128;
 /// What one decoded message may take in memory, in bytes. Small values grow in memory (an empty
 /// output is 3 bytes on the wire and some 600 decoded), so a frame's size is no bound by itself.
 const DECODED_BYTES_MAX: usize = 256 << 20;
+
+/// What messages hold beyond what this build knows of them: where, and what.
+#[derive(Debug, Default)]
+pub(in crate::protocol) struct Unknown {
+    path: RefCell<Vec<String>>,
+    found: RefCell<Vec<(String, Value)>>,
+}
+
+impl Unknown {
+    pub(in crate::protocol) fn into_found(self) -> Vec<(String, Value)> {
+        self.found.into_inner()
+    }
+}
 
 /// A cursor over one payload, with the frames its tensors may lie in.
 #[derive(Clone, Debug)]
@@ -24,13 +39,15 @@ pub(in crate::protocol) struct Reader<'a> {
     budget: usize,
     /// `dump` shows pickled objects' bytes, decoding refuses them.
     shows_pickle: bool,
+    /// Where to note what is not known, for those who look at messages.
+    unknown: Option<&'a Unknown>,
 }
 
 impl<'a> Reader<'a> {
     /// Reads a payload that refers to no other frame.
     pub(in crate::protocol) fn over(payload: &'a [u8]) -> Self {
         let budget = DECODED_BYTES_MAX;
-        Self { payload, at: 0, frames: &[], depth: 0, budget, shows_pickle: false }
+        Self { payload, at: 0, frames: &[], depth: 0, budget, shows_pickle: false, unknown: None }
     }
 
     /// Reads the first of `frames`.
@@ -42,6 +59,11 @@ impl<'a> Reader<'a> {
     /// Lets pickled objects pass as the bytes they are.
     pub(in crate::protocol) fn showing_pickle(self) -> Self {
         Self { shows_pickle: true, ..self }
+    }
+
+    /// Notes in `unknown` what is passed over because it is not known.
+    pub(in crate::protocol) fn noting(self, unknown: Option<&'a Unknown>) -> Self {
+        Self { unknown, ..self }
     }
 
     /// Reads the one value of the payload, and refuses bytes after it.
@@ -279,8 +301,30 @@ impl<'a> Reader<'a> {
     ) -> Result<()> {
         for _ in 0..self.map()? {
             let key = self.text().map_err(|error| error.in_field("key"))?;
-            field(self, key).map_err(|error| error.in_field(key))?;
+            self.within(key, |r| field(r, key)).map_err(|error| error.in_field(key))?;
         }
+        Ok(())
+    }
+
+    /// Runs `read` for the field `name`, under which what is unknown in it is noted.
+    pub(super) fn within<T>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let Some(unknown) = self.unknown else { return read(self) };
+        unknown.path.borrow_mut().push(name.to_owned());
+        let value = read(self);
+        unknown.path.borrow_mut().pop();
+        value
+    }
+
+    /// Passes over the value of a field that is not known, and notes it if anybody asks.
+    pub(in crate::protocol) fn skip_unknown(&mut self) -> Result<()> {
+        let Some(unknown) = self.unknown else { return self.skip() };
+        let value = Value::read(self)?;
+        let path = unknown.path.borrow().join(".");
+        unknown.found.borrow_mut().push((path, value));
         Ok(())
     }
 

@@ -113,6 +113,46 @@ fn joins_are_held_until_the_core_is_ready_and_pings_answered_meanwhile() {
     "#);
 }
 
+/// What a core answers to a join at once; `None` if it opens a link.
+fn answer(core: &mut CoreRendezvous, name: &str, instance: &str) -> Option<String> {
+    let now = ManualClock::at(1_000_000_000).now();
+    let message = join_of(instance, 1).encode();
+    let actions = core.handle(now, CoreInput::Control { from: peer(name), message });
+    match &actions[..] {
+        [CoreAction::Reply { message: ControlMessage::Refused { reason, .. }, .. }] => {
+            Some(reason.clone())
+        }
+        [CoreAction::OpenLink { .. }] => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn there_are_eight_taps_at_most_and_frontends_beside_them() {
+    let now = ManualClock::at(1_000_000_000).now();
+    let mut core = CoreRendezvous::new(0, HeartbeatConfig::default(), now);
+    let _ = core.handle(now, CoreInput::Ready);
+    for nth in 0..8 {
+        let name = format!("tap{nth}");
+        assert_eq!(answer(&mut core, &name, &name), None);
+    }
+    let ninth = answer(&mut core, "tap8", "tap8");
+    assert_eq!(ninth.as_deref(), Some("8 taps are here already"));
+    assert_eq!(answer(&mut core, "A", "alice"), None);
+    let _ = core.handle(now, CoreInput::ControlGone { from: peer("tap3") });
+    assert_eq!(answer(&mut core, "tap8", "tap8"), None);
+}
+
+#[test]
+fn where_only_taps_are_served_a_frontend_is_sent_to_the_core() {
+    let now = ManualClock::at(1_000_000_000).now();
+    let mut core = CoreRendezvous::new(0, HeartbeatConfig::default(), now).taps_only();
+    let _ = core.handle(now, CoreInput::Ready);
+    let refused = answer(&mut core, "A", "alice").expect("it is refused");
+    assert!(refused.contains("go to the core's address"), "{refused}");
+    assert_eq!(answer(&mut core, "B", "tap"), None);
+}
+
 #[test]
 fn leave_undoes_a_join_and_may_come_twice() {
     insta::assert_snapshot!(check(

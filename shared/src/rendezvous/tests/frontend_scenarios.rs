@@ -108,7 +108,7 @@ fn a_join_is_up_when_both_the_welcome_and_the_ready_response_are_there() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > beats 2 0 idle
         2 pings
     > engine 0
@@ -139,14 +139,14 @@ fn a_refusal_is_told_once_and_tried_again_slowly() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > refused 2
         Down { reason: "the core speaks join version 2, this frontend 1: run both from the same build (so it says)" }
         Close
     > open
         Some((102, 1s))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend, taps: None }))
     > refused 2
         Close
     > open
@@ -176,7 +176,7 @@ fn a_silent_core_hangs_and_resumes_and_dies_in_the_end() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -216,7 +216,7 @@ fn a_busy_core_without_progress_hangs_and_an_idle_one_does_not() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -255,7 +255,7 @@ fn a_frontend_that_was_stopped_reads_before_it_judges() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -303,7 +303,7 @@ fn a_dead_core_is_down_once_its_outputs_are_read_and_joined_again_with_a_new_epo
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -316,7 +316,7 @@ fn a_dead_core_is_down_once_its_outputs_are_read_and_joined_again_with_a_new_epo
     > open
         Some((102, 20ms))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend, taps: None }))
     > welcome 102
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 102, engine_index: 0 }
@@ -350,7 +350,7 @@ fn the_cores_own_word_is_the_reason() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -362,7 +362,7 @@ fn the_cores_own_word_is_the_reason() {
     > open
         Some((102, 20ms))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend, taps: None }))
     > gone 101
     > gone 102
         Close
@@ -388,20 +388,20 @@ fn a_join_that_is_not_answered_is_made_anew_after_a_growing_wait() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > beats 10
         10 pings
         Close
     > open
         Some((102, 20ms))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend, taps: None }))
     > lost control
         Close
     > open
         Some((103, 40ms))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 103, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 103, role: Frontend, taps: None }))
     > lost input
         Close
     > open
@@ -426,7 +426,7 @@ fn leave_waits_for_its_answer() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -455,7 +455,7 @@ fn leave_waits_for_its_answer() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > welcome 101
     > engine 0
         Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
@@ -491,7 +491,7 @@ fn garbage_is_counted_and_dropped() {
     > open
         Some((101, 0ns))
     > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend }))
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
     > garbage
     > hello 0
     > welcome 101

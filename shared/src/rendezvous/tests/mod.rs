@@ -42,7 +42,8 @@ fn join_of(instance: &str, epoch: u64) -> ControlMessage {
         pid: 7,
         instance: instance.to_owned(),
         epoch,
-        role: if instance == "tap" { Role::Tap } else { Role::Frontend },
+        role: if instance.starts_with("tap") { Role::Tap } else { Role::Frontend },
+        taps: None,
     })
 }
 

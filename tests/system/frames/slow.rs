@@ -1,0 +1,106 @@
+//! A tap that does not read: it misses messages and is told how many, and nobody waits for it.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{command, complete, mock_core, status, taps_of};
+use crate::harness::{Frontend, PATIENCE, Run, wait_for};
+
+/// A core that reads a long prompt in one step, so that few steps carry much.
+const CORE: [&str; 6] = [
+    "--no-async-scheduling",
+    "--no-enable-prefix-caching",
+    "--max-num-batched-tokens",
+    "131072",
+    "--num-gpu-blocks-override",
+    "16384",
+];
+
+/// `count` times 16 ADDs of some 20 KB each.
+fn workload(frontend: &Frontend, count: u32) {
+    let prompt: Vec<u32> = (0..7000).map(|nth| 259 + nth % 250).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 2, "ignore_eos": true, "n": 16,
+                      "temperature": 1, "seed": 1});
+    (0..count).for_each(|_| drop(complete(frontend, &body)));
+}
+
+fn steps(run: &Run) -> u64 {
+    status(run)["steps"].as_u64().unwrap()
+}
+
+/// Steps and time of one round.
+fn round(run: &Run, frontend: &Frontend) -> (u64, Duration) {
+    let before = steps(run);
+    let began = Instant::now();
+    workload(frontend, 5);
+    (steps(run) - before, began.elapsed())
+}
+
+fn check_stalled(run: &Run, frontend: &Frontend, address: &str) {
+    workload(frontend, 5);
+    let mut tap = command(run, &["tap", address, "--json", "--kind", "add"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
+    // One line is read, so that it has joined; then its pipe is left alone.
+    let first = std::thread::scope(|scope| {
+        let first = scope.spawn(|| lines.next().unwrap().unwrap());
+        wait_for("the tap's first line", || {
+            workload(frontend, 1);
+            first.is_finished().then_some(())
+        });
+        first.join().unwrap()
+    });
+    let missed = |line: &str| serde_json::from_str::<Value>(line).unwrap()["missed"].clone();
+    assert_eq!(missed(&first), 0);
+    // The tap's own buffers and its share of the core's are full after some 15 MB.
+    workload(frontend, 60);
+    let tapped: Vec<_> = (0..4).map(|_| round(run, frontend)).collect();
+    // Reading again, it is told.
+    let reader = std::thread::spawn(move || {
+        let mut told = lines.map_while(Result::ok).map(|line| missed(&line).as_u64().unwrap());
+        told.find(|told| *told > 0)
+    });
+    let began = Instant::now();
+    while !reader.is_finished() {
+        assert!(began.elapsed() < PATIENCE, "the tap was not told of what it missed");
+        workload(frontend, 1);
+    }
+    assert!(reader.join().unwrap().is_some(), "the tap ended untold");
+    // Its reader is gone, so it ends.
+    let end = wait_for("the tap's end", || {
+        workload(frontend, 1);
+        tap.try_wait().unwrap()
+    });
+    assert!(end.success());
+    let free: Vec<_> = (0..4).map(|_| round(run, frontend)).collect();
+    let best = |rounds: &[(u64, Duration)]| rounds.iter().map(|(_, time)| *time).min().unwrap();
+    // How many of a round's requests share a step is chance; the least is what it takes.
+    let least = |rounds: &[(u64, Duration)]| rounds.iter().map(|(steps, _)| *steps).min().unwrap();
+    assert!(least(&tapped) < least(&free) * 2, "tapped {tapped:?}, free {free:?}");
+    assert!(best(&tapped) < best(&free) * 2, "tapped {tapped:?}, free {free:?}");
+}
+
+#[test]
+fn a_tap_of_the_core_that_does_not_read_slows_nobody() {
+    let run = Run::new();
+    let mut core = mock_core(&run, &CORE);
+    let frontend = run.frontend("api", &[]);
+    check_stalled(&run, &frontend, &run.core_address());
+    assert!(core.stop().success(), "{}", core.log());
+}
+
+#[test]
+fn a_tap_of_a_frontend_that_does_not_read_slows_nobody() {
+    let run = Run::new();
+    let _core = mock_core(&run, &CORE);
+    let mut frontend = run.frontend("api", &[]);
+    let address = taps_of(&run, &frontend);
+    check_stalled(&run, &frontend, &address);
+    assert!(frontend.process.stop().success(), "{}", frontend.process.log());
+}
