@@ -10,7 +10,7 @@ use pawl_shared::transport::Address;
 /// Folders that are looked into; a run's folder of sockets lies in one of these.
 fn bases() -> BTreeSet<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    runtime.into_iter().chain([std::env::temp_dir(), PathBuf::from("/tmp")]).collect()
+    runtime.into_iter().chain([std::env::temp_dir()]).collect()
 }
 
 /// Cores of `pawl serve` (and of `--listen ipc://DIR/pawl…/core`) that run here and answer.
