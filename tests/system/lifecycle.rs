@@ -136,12 +136,20 @@ fn check_killed_supervisor() {
     served.assert_gone(&run, Duration::from_secs(5));
     // And the next start, on the same port, works.
     let port = served.http.port().to_string();
-    let again = run.pawl("again", &["serve", "--runner", "mock", "--port", &port]);
-    let http = served.http;
+    let args = ["serve", "--runner", "mock", "--port", &port, "--admin-port", "0"];
     wait_for("the next start", || {
-        http.try_get("/ready").filter(|answer| answer.status == 200).map(|_| ())
+        let mut again = run.pawl("again", &args);
+        loop {
+            if served.http.try_get("/ready").is_some_and(|answer| answer.status == 200) {
+                return Some(());
+            }
+            // The system may have given the port to another test meanwhile.
+            if again.ended().is_some() {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     });
-    drop(again);
 }
 
 #[test]
