@@ -170,18 +170,14 @@ async fn a_core_that_does_not_answer_hangs_and_resumes_without_a_loss() {
     endpoint.send(client, frames("meanwhile")).unwrap();
     assert_eq!(message(&mut frontend).await, "meanwhile");
 
-    let polled = tokio::spawn(async move {
-        let event = endpoint.next().await;
+    let (told, event) = tokio::sync::oneshot::channel();
+    let _polled = tokio::spawn(async move {
+        told.send(endpoint.next().await).unwrap();
         // Goes on answering pings until the test is over.
-        tokio::select! {
-            _ = endpoint.next() => {}
-            () = tokio::time::sleep(DEADLINE) => {}
-        }
-        event
+        endpoint.next().await
     });
     assert_eq!(next(&mut frontend).await, FrontendEvent::Resumed);
-    drop(frontend);
-    let event = polled.await.unwrap();
+    let event = tokio::time::timeout(DEADLINE, event).await.expect("an event").unwrap();
     assert_eq!(event, CoreEvent::Message { client, frames: frames("ADD meanwhile") });
 }
 
