@@ -115,8 +115,10 @@ fn check_timing(timing: &str) {
     let second = |name: &str| parts.iter().find(|(n, _)| n == name).unwrap().1;
     let sum: f64 = parts[..5].iter().map(|(_, seconds)| seconds).sum();
     assert!((sum - second("total")).abs() < 1e-4, "{timing}");
-    // Four steps of 20 ms: one of prefill, three of decode.
-    assert!(second("prefill") >= 0.02 && second("decode") >= 0.06, "{timing}");
+    // Four steps of 20 ms, one of prefill and three of decode. The next step runs already when the
+    // engine takes note of a token, so what it is late for the first one is missing from decode.
+    assert!(second("prefill") >= 0.02 && second("decode") > 0.0, "{timing}");
+    assert!(second("prefill") + second("decode") > 0.08 - 1e-5, "{timing}");
     assert!(second("total") < 20.0, "{timing}");
 }
 
