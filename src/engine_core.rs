@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use nix::unistd::getppid;
-use pawl_engine_core::runner::cpu::{CpuConfig, KvCacheDtype, LoadProgress};
+use pawl_engine_core::runner::cpu::{CpuConfig, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
 use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
 use pawl_engine_core::{CoreConfig, RunnerChoice, Vitals};
@@ -168,12 +168,7 @@ fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
 fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {
     CpuConfig {
         threads: flags.threads,
-        kv_cache_dtype: match flags.kv_cache_dtype {
-            crate::cli::KvCacheDtype::Auto => KvCacheDtype::Auto,
-            crate::cli::KvCacheDtype::F16 => KvCacheDtype::F16,
-            crate::cli::KvCacheDtype::Bf16 => KvCacheDtype::BF16,
-            crate::cli::KvCacheDtype::F32 => KvCacheDtype::F32,
-        },
+        kv_cache_dtype: flags.kv_cache_dtype.into(),
         block_size: flags.block_size,
         num_blocks: flags.num_gpu_blocks_override,
         kv_cache_bytes: flags.kv_cache_memory_bytes.map(|bytes| bytes.0),

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod batch;
+mod bench;
 mod cli;
 #[cfg(test)]
 mod docs;
@@ -52,6 +53,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<ExitCode> {
         Command::EngineCore(args) => engine_core::run(*args),
         Command::ApiServer(args) => api_server::run(*args),
         Command::Batch(args) => batch::run(*args, &cli.log),
+        Command::Bench(args) => bench::run(args),
         Command::Frames(args) => frames::run(args),
         Command::Model(args) => model::run(args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args),

@@ -50,6 +50,17 @@ pub enum KvCacheDtype {
     F32,
 }
 
+impl From<KvCacheDtype> for pawl_engine_core::runner::cpu::KvCacheDtype {
+    fn from(flag: KvCacheDtype) -> Self {
+        match flag {
+            KvCacheDtype::Auto => Self::Auto,
+            KvCacheDtype::F16 => Self::F16,
+            KvCacheDtype::Bf16 => Self::BF16,
+            KvCacheDtype::F32 => Self::F32,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CoreFlags {

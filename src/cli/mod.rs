@@ -79,6 +79,8 @@ pub enum Command {
     ApiServer(Box<crate::api_server::ApiServerArgs>),
     /// Answer a file of requests offline
     Batch(Box<crate::batch::BatchArgs>),
+    /// Measure speed
+    Bench(crate::bench::BenchArgs),
     /// Look at the frames between core and frontends
     Frames(crate::frames::FramesArgs),
     /// Get and look at models

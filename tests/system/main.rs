@@ -5,6 +5,7 @@
 
 mod admission;
 mod batch;
+mod bench;
 mod counting;
 mod doctor;
 mod fleet;

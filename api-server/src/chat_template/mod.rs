@@ -7,6 +7,8 @@
 
 mod functions;
 
+pub use functions::strftime;
+
 use std::io;
 use std::sync::Arc;
 

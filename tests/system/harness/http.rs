@@ -47,6 +47,10 @@ impl Client {
         self.port
     }
 
+    pub fn url(self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
     pub fn get(self, path: &str) -> Answer {
         self.try_get(path).unwrap_or_else(|| panic!("no answer to GET {path}"))
     }

@@ -1,11 +1,118 @@
-//! How fast the products are on this machine, one thread alone.
+//! How fast the products are on this machine, and what the machine itself gives at this moment.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::arena::{Arena, Buffer};
 use super::isa::Isa;
 use super::matmul::{Input, Output, multiply};
-use super::packed::{Kind, TILE};
+use super::packed::{Kind, TILE, share};
+use super::pool::Pool;
 use super::quantise::quantise_rows;
+use super::team::{Cursor, Team};
+use crate::device::DeviceError;
+
+/// What bounds a step from outside. Shared machines drift by half within minutes, so a figure of
+/// speed means little without these, taken beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MachineFigures {
+    /// Bytes that the threads together read from memory in a second, in long streams.
+    pub read_bytes_per_s: f64,
+    /// Time in which the threads meet, as they do after each operation.
+    pub meeting: Duration,
+}
+
+/// Threads and memory to measure [`MachineFigures`] with.
+#[derive(Debug)]
+pub struct Machine {
+    pool: Pool,
+    team: Team,
+    words: Buffer<u64>,
+    /// What `words` points into.
+    _arena: Arena,
+}
+
+impl Machine {
+    /// Far more than the caches hold, so that it is memory that answers.
+    const BYTES: usize = 256 << 20;
+    /// Meetings in one pass.
+    const MEETINGS: u32 = 10_000;
+
+    /// For `threads` threads.
+    ///
+    /// # Errors
+    /// The system's, if it gives no thread or no memory.
+    pub fn new(threads: usize) -> Result<Self, DeviceError> {
+        let threads = threads.max(1);
+        let mut pool = Pool::new(threads).map_err(|cause| DeviceError::Memory {
+            what: "a thread",
+            bytes: 0,
+            cause,
+        })?;
+        let arena = Arena::new("a measurement", Self::BYTES)?;
+        let words: Buffer<u64> = arena.buffer(0, Self::BYTES / size_of::<u64>());
+        // Untouched memory is one page of zeros. Each thread is the first to touch its own part, as
+        // with weights.
+        each_share(&mut pool, words.len(), |first, count| {
+            // SAFETY: the shares do not overlap.
+            unsafe { words.slice_mut(first, count) }.fill(1);
+        });
+        Ok(Self { pool, team: Team::new(threads), words, _arena: arena })
+    }
+
+    /// Measures: a tenth of a second or so. Best of several passes: what the machine can give.
+    pub fn measure(&mut self) -> MachineFigures {
+        let pass = |_| {
+            let started = Instant::now();
+            each_share(&mut self.pool, self.words.len(), |first, count| {
+                // SAFETY: nothing writes any more.
+                let words = unsafe { self.words.slice(first, count) };
+                std::hint::black_box(sum(words));
+            });
+            started.elapsed()
+        };
+        let read = (0..PASSES).map(pass).min().unwrap_or_default();
+        let meet = |_| {
+            self.team.reset();
+            let started = Instant::now();
+            self.pool.run(&|thread| {
+                let mut cursor = Cursor::default();
+                for _ in 0..Self::MEETINGS {
+                    self.team.stage(thread, &mut cursor, |_| 1, |_, _| ());
+                }
+            });
+            started.elapsed() / Self::MEETINGS
+        };
+        let meeting = (0..PASSES).map(meet).min().unwrap_or_default();
+        let bytes = (self.words.len() * size_of::<u64>()) as f64;
+        MachineFigures { read_bytes_per_s: bytes / read.as_secs_f64(), meeting }
+    }
+}
+
+/// Runs `work(first, count)` for as many shares of `len` values as there are threads.
+fn each_share(pool: &mut Pool, len: usize, work: impl Fn(usize, usize) + Sync) {
+    let shares = pool.threads();
+    let next = AtomicUsize::new(0);
+    pool.run(&|_| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= shares {
+                return;
+            }
+            let (first, count) = share(len, index, shares);
+            work(first, count);
+        }
+    });
+}
+
+/// In several chains, so that the additions do not wait for one another.
+fn sum(words: &[u64]) -> u64 {
+    let mut sums = [0_u64; 32];
+    for chunk in words.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(chunk).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+    }
+    sums.iter().fold(0, |sum, word| sum.wrapping_add(*word))
+}
 
 /// One figure of [`products`].
 #[derive(Clone, Debug, PartialEq)]
@@ -65,5 +172,18 @@ fn product(isa: Isa, kind: Kind, rows: usize) -> ProductFigure {
         rows,
         macs_per_s: (rows * COLS * TILES * TILE) as f64 / seconds,
         bytes_per_s: bytes as f64 / seconds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_reads_memory_and_its_threads_meet() {
+        let figures = Machine::new(2).unwrap().measure();
+        // Far below and far above any machine: the sizes are right, and the work was done.
+        assert!((1e8..1e13).contains(&figures.read_bytes_per_s), "{figures:?}");
+        assert!(figures.meeting > Duration::ZERO, "{figures:?}");
     }
 }

@@ -37,8 +37,8 @@ use quantise::{GROUP_ROWS, QuantisedBlock};
 use team::Team;
 
 use super::{
-    AttentionSpec, Batch, Device, DeviceError, Program, RopeSpec, Rows, TensorId, TensorTable,
-    WeightSource,
+    AttentionSpec, Batch, Device, DeviceError, MatmulPart, Op, Program, RopeSpec, Rows, TensorId,
+    TensorTable, WeightSource,
 };
 
 /// Rows of one run. More rows only stream the weights less often, and at this size the
@@ -223,6 +223,26 @@ impl CpuDevice {
     #[must_use]
     pub fn num_threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Bytes of weights that one run of `program` multiplies with.
+    #[must_use]
+    pub fn matrix_bytes(&self, program: &Program) -> usize {
+        let bytes = |part: &MatmulPart| match &self.weights[part.weight.0] {
+            Weight::Matrix(matrix) => matrix.parts.iter().map(|part| part.bytes.len()).sum(),
+            Weight::Vector(_) => 0,
+        };
+        let of_op = |op: &Op| match op {
+            Op::Matmul { parts, .. } => parts.iter().map(bytes).sum(),
+            _ => 0_usize,
+        };
+        program.ops.iter().map(of_op).sum()
+    }
+
+    /// Bytes that the cache keeps of one position.
+    #[must_use]
+    pub fn kv_bytes_per_position(&self) -> usize {
+        block_bytes(&self.kv.attention, 1, self.kv.dtype)
     }
 
     /// Runs `work(thread, row, values)` for the first `rows` rows of `tensor`, shared among the

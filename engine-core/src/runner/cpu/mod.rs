@@ -135,6 +135,15 @@ impl CpuRunner {
         self.device.num_threads()
     }
 
+    /// Bytes that a step of `batch` requests of `context` positions each must read, if each of them
+    /// samples: the weights, which they share, and their keys and values.
+    #[must_use]
+    pub fn bytes_of_decode(&self, batch: u32, context: u32) -> u64 {
+        let weights = self.device.matrix_bytes(&self.body) + self.device.matrix_bytes(&self.head);
+        let kv = u64::from(batch) * u64::from(context);
+        weights as u64 + kv * self.device.kv_bytes_per_position() as u64
+    }
+
     /// Runs the rows collected, and samples where rows ask for it.
     fn run_rows(
         &mut self,

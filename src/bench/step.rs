@@ -1,0 +1,181 @@
+//! `pawl bench step`: a model's steps, and beside them what the machine gives at that moment.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use pawl_engine_core::bench::{StepBench, StepFigures, step};
+use pawl_engine_core::device::cpu::measure::{Machine, MachineFigures};
+use pawl_engine_core::runner::cpu::{CpuConfig, CpuRunner};
+use pawl_engine_core::step::Progress;
+use pawl_shared::model_card::GgufFile;
+use serde_json::json;
+
+use crate::cli::KvCacheDtype;
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchStepArgs {
+    /// GGUF file or folder [default: SmolLM2-135M-Instruct, fetched once]
+    pub model: Option<String>,
+    /// Requests that decode together
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// Tokens of each before the first step that counts
+    #[arg(long, value_name = "TOKENS", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+    /// Decode steps that count
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub decode_steps: u32,
+    /// Tokens of the prompts that are timed; 0 times none
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub prefill: u32,
+    /// Prompts that count
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub prefill_rounds: u32,
+    /// Compute threads [default: one for each physical core that this process may use]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU kernels [default: the best there is]
+    #[arg(long, value_name = "ISA", value_parser = ["scalar", "avx2", "avx512"])]
+    pub cpu_isa: Option<String>,
+    /// Type of the cached keys and values
+    #[arg(long, value_enum, default_value_t)]
+    pub kv_cache_dtype: KvCacheDtype,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the model cannot be loaded, or is shorter than what is to be measured.
+pub fn run(args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
+    let bench = StepBench {
+        batch: args.batch_size,
+        context: args.context,
+        decode_steps: args.decode_steps,
+        prefill: args.prefill,
+        prefill_rounds: args.prefill_rounds,
+    };
+    let mut runner = load(args, bench)?;
+    let bytes = runner.bytes_of_decode(bench.batch, bench.context + bench.decode_steps / 2);
+    let mut machine = Machine::new(runner.threads())?;
+    let before = machine.measure();
+    let figures = step(&mut runner, bench)?;
+    let result = Result {
+        isa: runner.isa().as_str(),
+        threads: runner.threads(),
+        bench,
+        figures,
+        machine: [before, machine.measure()],
+        decode_bytes: bytes,
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", result.json())?;
+    } else {
+        write!(out, "{}", result.text())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load(args: &BenchStepArgs, bench: StepBench) -> anyhow::Result<CpuRunner> {
+    let path = crate::model::resolve_model(args.model.as_deref())?;
+    let file = GgufFile::open(&path)?;
+    let sequence = (bench.context + bench.decode_steps).max(bench.prefill);
+    let mut config = CpuConfig {
+        threads: args.threads,
+        kv_cache_dtype: args.kv_cache_dtype.into(),
+        isa: args.cpu_isa.clone(),
+        max_model_len: Some(sequence),
+        ..CpuConfig::default()
+    };
+    let of_batch = bench.batch * (bench.context + bench.decode_steps).div_ceil(config.block_size);
+    // Block 0 is never handed out.
+    config.num_blocks = Some(1 + of_batch.max(sequence.div_ceil(config.block_size)));
+    Ok(CpuRunner::load(&file, &config, &Progress::default(), &mut |_| ())?)
+}
+
+/// What was measured.
+struct Result {
+    isa: &'static str,
+    threads: usize,
+    bench: StepBench,
+    figures: StepFigures,
+    /// Before and after.
+    machine: [MachineFigures; 2],
+    /// What a decode step must read.
+    decode_bytes: u64,
+}
+
+impl Result {
+    /// Of the time that reading alone would take, at the mean of both measurements.
+    fn share_of_bandwidth(&self) -> f64 {
+        let mean = self.machine.iter().map(|m| m.read_bytes_per_s).sum::<f64>() / 2.0;
+        self.decode_bytes as f64 / self.figures.decode_step.as_secs_f64() / mean
+    }
+
+    fn text(&self) -> String {
+        let Self { bench, figures, machine: [before, after], .. } = self;
+        let mut text = format!(
+            "{}, {} threads\n\
+             before and after: memory {:.1}, {:.1} GB/s; threads meet in {}, {} ns\n\
+             decode of {} at {} tokens: {:.2} ms a step ({:.2} of CPU), {:.0} tokens/s; {:.1} MB \
+             read, {:.0} % of the bandwidth\n",
+            self.isa,
+            self.threads,
+            before.read_bytes_per_s / 1e9,
+            after.read_bytes_per_s / 1e9,
+            before.meeting.as_nanos(),
+            after.meeting.as_nanos(),
+            bench.batch,
+            bench.context,
+            ms(figures.decode_step),
+            ms(figures.decode_step_cpu),
+            figures.decode_tokens_per_s,
+            self.decode_bytes as f64 / 1e6,
+            100.0 * self.share_of_bandwidth(),
+        );
+        if bench.prefill > 0 {
+            text += &format!(
+                "prefill of {} tokens: {:.1} ms ({:.1} of CPU), {:.0} tokens/s\n",
+                bench.prefill,
+                ms(figures.prefill),
+                ms(figures.prefill_cpu),
+                figures.prefill_tokens_per_s
+            );
+        }
+        text
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let Self { bench, figures, machine, .. } = self;
+        json!({
+            "isa": self.isa,
+            "threads": self.threads,
+            "batch_size": bench.batch,
+            "context": bench.context,
+            "prefill": bench.prefill,
+            "memory_bytes_per_s": machine.map(|m| m.read_bytes_per_s),
+            "meeting_ns": machine.map(|m| m.meeting.as_nanos() as u64),
+            "decode_step_ms": ms(figures.decode_step),
+            "decode_step_cpu_ms": ms(figures.decode_step_cpu),
+            "decode_tokens_per_s": figures.decode_tokens_per_s,
+            "decode_bytes": self.decode_bytes,
+            "decode_share_of_bandwidth": self.share_of_bandwidth(),
+            "prefill_ms": ms(figures.prefill),
+            "prefill_cpu_ms": ms(figures.prefill_cpu),
+            "prefill_tokens_per_s": figures.prefill_tokens_per_s,
+        })
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
