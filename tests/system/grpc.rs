@@ -1,7 +1,7 @@
 //! gRPC from outside: every method, what becomes of calls that are left, errors beside HTTP's, and
 //! counters that equal what clients of both saw.
 
-mod client;
+pub mod client;
 mod counts;
 mod errors;
 mod lives;

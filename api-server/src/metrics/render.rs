@@ -66,14 +66,25 @@ fn samples(page: &mut String, name: &str, labels: &Labels, reading: &Reading) {
         }
         Reading::Histogram { count, sum, buckets } => {
             for (bound, count) in buckets {
-                // Debug keeps the point (`1.0`), which is the canonical form in OpenMetrics.
-                let bound = format!("{:?}", bound.0);
+                let bound = canonical(bound.0);
                 sample(page, name, "_bucket", labels, Some(&bound), *count as f64);
             }
             sample(page, name, "_bucket", labels, Some("+Inf"), *count as f64);
             sample(page, name, "_count", labels, None, *count as f64);
             sample(page, name, "_sum", labels, None, sum.0);
         }
+    }
+}
+
+/// As OpenMetrics has bounds: `1.0`, `0.25`, `1e-05`. Another spelling is another series.
+fn canonical(bound: f64) -> String {
+    let text = format!("{bound:?}");
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            let exponent: i32 = exponent.parse().expect("an exponent is a number");
+            format!("{digits}e{exponent:+03}")
+        }
+        None => text,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each test has a [`Run`]: a folder of its own with a log for each process. The folder is kept,
 //! and named, when the test fails. Ports are chosen by the system and read from a port file.
 
+pub mod exposition;
 mod http;
 mod metrics;
 
