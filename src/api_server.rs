@@ -1,21 +1,23 @@
 //! `pawl api-server`: flags to a [`pawl_api_server::FrontendConfig`], and its run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
+use nix::unistd::getppid;
 use pawl_api_server::{FrontendConfig, HttpLimits, RequestTimingMode};
 use pawl_shared::lifeline::Lifeline;
-use pawl_shared::transport::{Address, CoreAt};
+use pawl_shared::transport::{Address, CoreAt, ListedPair};
 
 use crate::cli::{ApiFlags, FrontendFlags, RequestTiming, SchedulingPolicy, SharedFlags};
 
 #[derive(Clone, Debug, Args)]
 pub struct ApiServerArgs {
     /// GGUF file or folder; only with --await-core, where the core may not tell
-    #[arg(requires = "await_core")]
+    #[arg(conflicts_with = "core")]
     pub model: Option<String>,
     /// The core to join: its --listen address
     #[arg(
@@ -24,12 +26,16 @@ pub struct ApiServerArgs {
         env = "PAWL_CORE",
         help_heading = "Sockets",
         conflicts_with = "await_core",
-        required_unless_present = "await_core"
+        required_unless_present_any = ["await_core", "listed_pair"]
     )]
     pub core: Option<Address>,
     /// Own a vLLM handshake socket at this address, and wait for a core to dial in
     #[arg(long, value_name = "ADDR", env = "PAWL_AWAIT_CORE", help_heading = "Sockets")]
     pub await_core: Option<Address>,
+    /// The pair of addresses that a supervisor lists to cores
+    #[arg(long, hide = true, num_args = 4, value_names = ["INDEX", "INPUT", "OUTPUT", "READY"],
+          conflicts_with_all = ["core", "await_core"])]
+    pub listed_pair: Vec<String>,
     /// Host that the core reaches this process at, when it is on another one
     #[arg(long, value_name = "HOST", env = "PAWL_ADVERTISE", help_heading = "Sockets")]
     pub advertise: Option<String>,
@@ -53,6 +59,7 @@ pub struct ApiServerArgs {
 /// # Errors
 /// When it cannot start; the text says why.
 pub fn run(args: ApiServerArgs) -> anyhow::Result<ExitCode> {
+    let supervisor = getppid();
     let mut config = config(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -60,21 +67,63 @@ pub fn run(args: ApiServerArgs) -> anyhow::Result<ExitCode> {
         if args.shared.supervised {
             config.lifeline = Some(Lifeline::on_stdin(shutdown.clone())?);
         }
+        let listed = match &config.core {
+            CoreAt::Listed(pair) => Some(pair.ready_file.clone()),
+            CoreAt::Join(_) | CoreAt::AwaitCore(_) => None,
+        };
         pawl_api_server::run(config, shutdown).await?;
+        if let Some(folder) = listed.as_deref().and_then(Path::parent)
+            && args.shared.supervised
+            && getppid() != supervisor
+        {
+            remove_orphaned_folder(folder);
+        }
         Ok(ExitCode::SUCCESS)
     })
 }
 
+/// A supervisor that was killed could not remove the folder that it made for its children; with a
+/// core elsewhere they are all of them api-servers, and the last one removes it.
+fn remove_orphaned_folder(folder: &Path) {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::debug!("the folder {} is not removed: {error}", folder.display());
+        }
+        _ => {}
+    }
+}
+
+/// The arguments by which an api-server is told its pair; [`listed_pair`] reads them.
+pub fn listed_args(pair: &ListedPair) -> Vec<OsString> {
+    let ListedPair { client_index, input, output, ready_file } = pair;
+    let index = client_index.to_string();
+    let texts = ["--listed-pair".into(), index, input.to_string(), output.to_string()];
+    texts.into_iter().map(OsString::from).chain([ready_file.into()]).collect()
+}
+
+fn listed_pair(words: &[String]) -> anyhow::Result<Option<ListedPair>> {
+    let [index, input, output, ready_file] = words else { return Ok(None) };
+    Ok(Some(ListedPair {
+        client_index: index.parse().context("--listed-pair: INDEX is no number")?,
+        input: input.parse()?,
+        output: output.parse()?,
+        ready_file: ready_file.into(),
+    }))
+}
+
 fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
     let flags = &args.frontend;
-    let core = match (&args.core, &args.await_core) {
-        (Some(core), _) => CoreAt::Join(core.clone()),
-        (None, Some(address)) => CoreAt::AwaitCore(address.clone()),
-        (None, None) => anyhow::bail!("name the core with --core, or await one with --await-core"),
+    let core = match (&args.core, &args.await_core, listed_pair(&args.listed_pair)?) {
+        (Some(core), ..) => CoreAt::Join(core.clone()),
+        (None, Some(address), _) => CoreAt::AwaitCore(address.clone()),
+        (None, None, Some(pair)) => CoreAt::Listed(pair),
+        (None, None, None) => {
+            anyhow::bail!("name the core with --core, or await one with --await-core")
+        }
     };
-    let model = match &args.await_core {
-        Some(_) => Some(crate::model::resolve_model(args.model.as_deref())?),
-        None => None,
+    let model = match &core {
+        CoreAt::Join(_) => None,
+        _ => Some(crate::model::resolve_model(args.model.as_deref())?),
     };
     let admin_port = match flags.admin_port {
         None if flags.port == 0 => 0,

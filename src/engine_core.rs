@@ -69,6 +69,7 @@ async fn tell_health(lifeline: Lifeline, vitals: Vitals) {
     loop {
         lifeline.health(Health {
             ready: *ready.borrow_and_update(),
+            awaits_core: false,
             progress: vitals.progress.load(Ordering::Relaxed),
         });
         // That it has become ready is told at once.

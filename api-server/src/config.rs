@@ -39,7 +39,7 @@ pub struct FrontendConfig {
     pub port_file: Option<PathBuf>,
 
     /// `--core` (a core listens there; no model file is needed) or `--await-core` (a core dials a
-    /// handshake socket of this frontend).
+    /// handshake socket, of this frontend or of the supervisor that lists its pair).
     pub core: CoreAt,
     /// The model's file, for a core that cannot be asked what it serves.
     pub model: Option<PathBuf>,

@@ -12,7 +12,8 @@ use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::lifeline::{self, Health, Lifeline};
 use pawl_shared::model_card::{GgufFile, ModelCard};
 use pawl_shared::shutdown::Shutdown;
-use pawl_shared::transport::{FrontendEndpointConfig, SocketDir};
+use pawl_shared::transport::{CoreAt, FrontendEndpointConfig, SocketDir};
+use tokio::sync::watch;
 
 use crate::admin;
 use crate::chat_template::{ChatTemplate, TemplateContext};
@@ -94,6 +95,7 @@ pub async fn connect(config: FrontendConfig) -> anyhow::Result<(Arc<App>, Engine
             clock: Arc::clone(&clock),
             local_card: config.model.as_deref().map(read_card).transpose()?,
             served_model_names: config.served_model_names.clone(),
+            inherits_outputs: matches!(config.core, CoreAt::Listed(_)),
             log_request_timing: config.request_timing == RequestTimingMode::Log,
             ..ClientConfig::new(Arc::clone(&metrics))
         },
@@ -183,7 +185,7 @@ pub async fn serve(
         if let Some(lifeline) = config.lifeline.clone() {
             let metrics = Arc::clone(&app.metrics);
             lifeline.report_with(move || metrics.snapshot().encode().into());
-            tell_health(&lifeline).await;
+            tell_health(&lifeline, app.engine.awaits_core()).await;
         }
         std::future::pending().await
     };
@@ -228,11 +230,19 @@ pub async fn serve(
 }
 
 /// Tells the supervisor that this process serves, and what its metrics stand at.
-async fn tell_health(lifeline: &Lifeline) {
+async fn tell_health(lifeline: &Lifeline, mut awaits: watch::Receiver<bool>) {
     for progress in 0.. {
-        lifeline.health(Health { ready: true, progress });
+        let awaits_core = *awaits.borrow_and_update();
+        lifeline.health(Health { ready: true, awaits_core, progress });
         lifeline.report();
-        tokio::time::sleep(lifeline::REPORT_EVERY).await;
+        let changed = async {
+            if awaits.changed().await.is_err() {
+                // Nobody will ever say otherwise.
+                std::future::pending::<()>().await;
+            }
+        };
+        // Whether a core may come is told at once.
+        let _ = tokio::time::timeout(lifeline::REPORT_EVERY, changed).await;
     }
 }
 

@@ -27,7 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::cli::{ApiFlags, CoreFlags, LogFlags, RunnerKind, SharedFlags};
 use crate::progress::tell;
-use crate::serve::Supervisor;
+use crate::serve::{Role, Supervisor};
 use input::{Ask, BadLine, Line, Lines};
 use output::{Done, Existing, Output, answer_id};
 use summary::{Counts, summary};
@@ -139,7 +139,7 @@ async fn answer_file(
         }
         Err(error) => Err(error),
     };
-    core.stop(0..1, STOP_GRACE, &shutdown).await;
+    core.stop(Role::Core, STOP_GRACE, &shutdown).await;
     outcome
 }
 

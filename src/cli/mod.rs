@@ -140,8 +140,30 @@ fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
     let command = Cli::command();
     let refused::Sifted { args, warnings } = refused::sift(&command, args)?;
     let command = file::with_file_defaults(command, &args)?;
+    let mut for_errors = command.clone();
     let matches = command.try_get_matches_from(args)?;
+    if let Some(flag) = flag_of_a_core_elsewhere(&matches) {
+        let text = format!(
+            "--{flag} is for a core, and with --await-core that is started elsewhere: give it the \
+             flag there"
+        );
+        return Err(for_errors.error(clap::error::ErrorKind::ArgumentConflict, text));
+    }
     Ok(Cli { warnings, ..Cli::from_arg_matches(&matches)? })
+}
+
+/// A flag that was typed for the core of a `serve` that starts none.
+fn flag_of_a_core_elsewhere(matches: &clap::ArgMatches) -> Option<String> {
+    use clap::Args;
+    use clap::parser::ValueSource;
+    let serve = matches.subcommand_matches("serve")?;
+    serve.get_one::<pawl_shared::transport::Address>("await_core")?;
+    let flags = CoreFlags::augment_args(clap::Command::new("core"));
+    let typed = |id: &str| serve.value_source(id) == Some(ValueSource::CommandLine);
+    // The api-servers want to know that one, too.
+    let mut flags = flags.get_arguments().filter(|arg| arg.get_id() != "scheduling_policy");
+    let found = flags.find(|arg| typed(arg.get_id().as_str()))?;
+    found.get_long().map(str::to_owned)
 }
 
 /// Whether the words are a command and flags that exist, whatever else is missing of it.

@@ -147,6 +147,16 @@ fn a_port_that_a_service_of_that_name_left_is_explained() {
 }
 
 #[test]
+fn a_core_that_is_elsewhere_takes_no_flags_here() {
+    let elsewhere = ["serve", "--await-core", "tcp://127.0.0.1:29550"];
+    let error = parse(&[&elsewhere[..], &["--max-num-seqs", "4"]].concat()).unwrap_err();
+    assert!(error.contains("--max-num-seqs") && error.contains("--await-core"), "{error}");
+    parse(&[&elsewhere[..], &["--scheduling-policy", "priority"]].concat()).unwrap();
+    let error = parse(&["serve", "--advertise", "here"]).unwrap_err();
+    assert!(error.contains("--await-core"), "{error}");
+}
+
+#[test]
 fn origins_as_json_are_refused_rather_than_taken_for_names() {
     let error = parse(&["serve", "--allowed-origins", "[\"*\"]"]).unwrap_err();
     assert!(error.contains("without brackets"), "{error}");
@@ -160,7 +170,8 @@ fn every_flag_is_an_environment_variable_of_its_name() {
         let subcommand = command.find_subcommand(subcommand).unwrap();
         for arg in subcommand.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
-            let exempt = ["help", "version", "supervised", "reuse-port"].contains(&long);
+            let exempt =
+                ["help", "version", "supervised", "reuse-port", "listed-pair"].contains(&long);
             if exempt || long.starts_with("no-") {
                 continue;
             }

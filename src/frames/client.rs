@@ -111,7 +111,7 @@ impl CoreClient {
                     return Ok(Incoming::Down(reason));
                 }
                 FrontendEvent::Hung { silent_for } => return Ok(Incoming::Hung(silent_for)),
-                FrontendEvent::Resumed => continue,
+                FrontendEvent::Waiting | FrontendEvent::Resumed => continue,
                 FrontendEvent::Up { client_index, epoch, .. } => {
                     (self.client, self.epoch, self.is_up) = (client_index, epoch, true);
                     continue;

@@ -12,13 +12,14 @@ use pawl_shared::ready;
 use tokio::process::Command;
 use tokio::sync::mpsc;
 
-use super::fleet::Life;
+use super::fleet::{Life, Role};
 use crate::cli::LogFlags;
 
 /// What is started, and started again.
 #[derive(Clone, Debug)]
 pub struct ChildSpec {
     name: String,
+    role: Role,
     pub args: Vec<OsString>,
     /// Variables taken out of its environment: the file says what they said.
     without: Vec<String>,
@@ -26,7 +27,11 @@ pub struct ChildSpec {
 
 impl ChildSpec {
     /// `pawl SUBCOMMAND --config FILE`, called `name` in logs.
-    pub fn new(name: &str, subcommand: &str, file: &Path, log: &LogFlags) -> Self {
+    pub fn new(name: &str, role: Role, file: &Path, log: &LogFlags) -> Self {
+        let subcommand = match role {
+            Role::Core => "engine-core",
+            Role::Frontend => "api-server",
+        };
         let mut args: Vec<OsString> = vec![subcommand.into(), "--config".into(), file.into()];
         args.extend(["--log-level".into(), log.log_level.clone().into()]);
         let format = match log.log_format {
@@ -34,7 +39,12 @@ impl ChildSpec {
             crate::cli::LogFormatFlag::Json => "json",
         };
         args.extend(["--log-format".into(), format.into(), "--supervised".into()]);
-        Self { name: name.into(), args, without: crate::cli::remove_flag_variables(subcommand) }
+        let without = crate::cli::remove_flag_variables(subcommand);
+        Self { name: name.into(), role, args, without }
+    }
+
+    pub fn role(&self) -> Role {
+        self.role
     }
 }
 
@@ -73,6 +83,10 @@ impl Child {
 
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    pub fn role(&self) -> Role {
+        self.spec.role
     }
 
     pub fn spec(&self) -> &ChildSpec {

@@ -15,8 +15,14 @@ const REPORT_PATIENCE: Duration = Duration::from_millis(500);
 /// Sums that are wanted at once; more are not answered, and their pages are errors.
 const WANTED_MAX: usize = 1024;
 
-/// The place of the engine-core; the api-servers follow.
-pub const CORE: usize = 0;
+/// What a child is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is given the time after which frontends, too, count it as dead.
+    Core,
+    /// One that is silent keeps getting its share of the port's new clients: it is replaced soon.
+    Frontend,
+}
 
 /// One process at one place: the second at the same place is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +56,7 @@ pub struct Fleet {
 
 #[derive(Debug)]
 struct Member {
+    role: Role,
     life: u64,
     /// Whether a process at this place has ever been able to serve.
     was_ready: bool,
@@ -72,10 +79,11 @@ struct Round {
 }
 
 impl Fleet {
-    /// A fleet of a core and so many frontends, none of them started.
+    /// A fleet of children, none of them started.
     #[must_use]
-    pub fn new(frontends: usize, heartbeat: HeartbeatConfig, now: Stamp) -> Self {
-        let member = || Member {
+    pub fn new(roles: &[Role], heartbeat: HeartbeatConfig, now: Stamp) -> Self {
+        let member = |role: &Role| Member {
+            role: *role,
             life: 0,
             was_ready: false,
             talks: false,
@@ -88,8 +96,8 @@ impl Fleet {
             heartbeat,
             own_clock: OwnClock::default(),
             last_tick: now,
-            members: (0..=frontends).map(|_| member()).collect(),
-            sum: FleetSum::new(frontends + 1),
+            members: roles.iter().map(member).collect(),
+            sum: FleetSum::new(roles.len()),
             wanted: Vec::new(),
             round: None,
             last_round: 0,
@@ -100,6 +108,7 @@ impl Fleet {
     pub fn started(&mut self, slot: usize, now: Stamp) -> Life {
         let member = &mut self.members[slot];
         *member = Member {
+            role: member.role,
             life: member.life + 1,
             was_ready: member.was_ready,
             talks: true,
@@ -115,6 +124,13 @@ impl Fleet {
     #[must_use]
     pub fn was_ready(&self, slot: usize) -> bool {
         self.members[slot].was_ready
+    }
+
+    /// Whether a core may be told of the frontends' sockets: each of them says so.
+    #[must_use]
+    pub fn awaits_core(&self) -> bool {
+        let mut frontends = self.members.iter().filter(|member| member.role == Role::Frontend);
+        frontends.all(|member| member.talks && member.health.awaits_core)
     }
 
     /// A child said something, or its line has ended.
@@ -156,7 +172,7 @@ impl Fleet {
             if member.condemned || !member.talks {
                 continue;
             }
-            if let Some(why) = member.hangs(slot == CORE, &self.heartbeat, now) {
+            if let Some(why) = member.hangs(&self.heartbeat, now) {
                 member.condemned = true;
                 actions.push(Action::Kill(slot, why));
             }
@@ -201,8 +217,10 @@ impl Fleet {
         if self.round.is_none() && !self.wanted.is_empty() {
             self.last_round += 1;
             let seq = self.last_round;
-            let ready = |(_, member): &(usize, &Member)| member.talks && member.health.ready;
-            let frontends = self.members.iter().enumerate().skip(CORE + 1).filter(ready);
+            let ready = |(_, member): &(usize, &Member)| {
+                member.role == Role::Frontend && member.talks && member.health.ready
+            };
+            let frontends = self.members.iter().enumerate().filter(ready);
             let missing: Vec<Life> =
                 frontends.map(|(slot, member)| Life { slot, number: member.life }).collect();
             let ask = |life: &Life| Action::Send(life.slot, ToChild::AskReport { seq });
@@ -227,11 +245,12 @@ impl Fleet {
 }
 
 impl Member {
-    /// Why it must be killed. A frontend that is silent keeps getting its share of the port's new
-    /// clients, so it is replaced soon; a core is given the time after which frontends, too, count
-    /// it as dead.
-    fn hangs(&self, core: bool, heartbeat: &HeartbeatConfig, now: Stamp) -> Option<String> {
-        let patience = if core { heartbeat.dead } else { heartbeat.silence };
+    /// Why it must be killed.
+    fn hangs(&self, heartbeat: &HeartbeatConfig, now: Stamp) -> Option<String> {
+        let patience = match self.role {
+            Role::Core => heartbeat.dead,
+            Role::Frontend => heartbeat.silence,
+        };
         let silent = now.since(self.heard);
         if silent >= patience {
             return Some(format!("it has said nothing for {} s", silent.as_secs()));
@@ -245,6 +264,8 @@ impl Member {
 mod tests {
     use super::*;
 
+    /// The place of the core in these tests.
+    const CORE: usize = 0;
     const AT: u64 = 1_000_000_000;
 
     fn at(millis: u64) -> Stamp {
@@ -253,7 +274,8 @@ mod tests {
 
     /// A core and `frontends` that have been ready since 0 ms.
     fn fleet(frontends: usize) -> (Fleet, Vec<Life>) {
-        let mut fleet = Fleet::new(frontends, HeartbeatConfig::default(), at(0));
+        let roles = [&[Role::Core][..], &vec![Role::Frontend; frontends]].concat();
+        let mut fleet = Fleet::new(&roles, HeartbeatConfig::default(), at(0));
         let lives: Vec<Life> = (0..=frontends).map(|slot| fleet.started(slot, at(0))).collect();
         for life in &lives {
             assert_eq!(fleet.heard(*life, health(1), at(0)), []);
@@ -262,7 +284,7 @@ mod tests {
     }
 
     fn health(progress: u64) -> Heard {
-        Heard::Message(FromChild::Health(Health { ready: true, progress }))
+        Heard::Message(FromChild::Health(Health { ready: true, awaits_core: false, progress }))
     }
 
     fn report(seq: u64) -> Heard {
@@ -367,5 +389,31 @@ mod tests {
             assert_eq!(fleet.heard(lives[1], wanted(seq), at(1)), []);
         }
         assert_eq!(fleet.wanted.len(), WANTED_MAX);
+    }
+
+    #[test]
+    fn a_core_may_come_when_every_frontend_awaits_one() {
+        let roles = [Role::Frontend; 2];
+        let mut fleet = Fleet::new(&roles, HeartbeatConfig::default(), at(0));
+        let lives = [0, 1].map(|slot| fleet.started(slot, at(0)));
+        let says = |awaits_core| {
+            Heard::Message(FromChild::Health(Health { ready: true, awaits_core, progress: 1 }))
+        };
+        assert!(!fleet.awaits_core());
+        fleet.heard(lives[0], says(true), at(1));
+        assert!(!fleet.awaits_core());
+        fleet.heard(lives[1], says(true), at(2));
+        assert!(fleet.awaits_core());
+        fleet.heard(lives[0], says(false), at(3));
+        assert!(!fleet.awaits_core());
+        fleet.heard(lives[0], says(true), at(4));
+        // What the dead said before does not count.
+        fleet.heard(lives[1], Heard::End, at(5));
+        assert!(!fleet.awaits_core());
+        let next = fleet.started(1, at(6));
+        fleet.heard(lives[1], says(true), at(7));
+        assert!(!fleet.awaits_core());
+        fleet.heard(next, says(true), at(8));
+        assert!(fleet.awaits_core());
     }
 }

@@ -5,12 +5,18 @@
 //! It serves no request and sees no frame. Children get their settings in a file each (the flags
 //! as resolved here) and hold an end of a line: when the supervisor dies, whatever the cause, it
 //! ends and they stop. On it they say that they live; one that hangs is killed and started again.
+//!
+//! With `--await-core` the core is none of its children but dials in: the supervisor owns vLLM's
+//! handshake socket, where it lists a pair of addresses for each api-server. The pairs are told
+//! once, so they belong to the api-servers' places: whoever is started in the place of another
+//! binds them again.
 
 mod child;
 mod fleet;
 mod restart;
 mod supervisor;
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,10 +26,11 @@ use anyhow::Context;
 use clap::Args;
 use pawl_shared::lifeline::Lifeline;
 use pawl_shared::shutdown::Shutdown;
-use pawl_shared::transport::{Address, SocketDir};
+use pawl_shared::transport::{Address, HandshakeDesk, ListedPair, ListedPairs, SocketDir};
 
 use crate::cli::{CoreFlags, FrontendFlags, LogFlags, RunnerKind, SchedulingPolicy, SharedFlags};
 use child::ChildSpec;
+pub use fleet::Role;
 use restart::RestartPolicy;
 pub use supervisor::Supervisor;
 
@@ -45,6 +52,18 @@ pub struct ServeArgs {
     /// Folder for the sockets between the processes [default: one of its own, for this run]
     #[arg(long, value_name = "DIR", env = "PAWL_SOCKET_DIR", help_heading = "Server")]
     pub socket_dir: Option<PathBuf>,
+    /// Start no core: own a vLLM handshake socket at this address, and wait for one to dial in
+    #[arg(long, value_name = "ADDR", env = "PAWL_AWAIT_CORE", help_heading = "Server")]
+    pub await_core: Option<Address>,
+    /// Host that the core reaches this process at, when it is on another one
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "PAWL_ADVERTISE",
+        help_heading = "Server",
+        requires = "await_core"
+    )]
+    pub advertise: Option<String>,
     #[command(flatten)]
     pub core: CoreFlags,
     #[command(flatten)]
@@ -60,8 +79,8 @@ pub struct ServeArgs {
 pub fn run(mut args: ServeArgs, log: &LogFlags) -> anyhow::Result<ExitCode> {
     args.core.fold_negations();
     let model = match args.core.runner {
-        RunnerKind::Mock => None,
-        RunnerKind::Model => Some(crate::model::resolve_model(args.model.as_deref())?),
+        RunnerKind::Mock if args.await_core.is_none() => None,
+        _ => Some(crate::model::resolve_model(args.model.as_deref())?),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(supervise(&args, model, log))
@@ -84,14 +103,36 @@ async fn supervise(
     let http = reserve("--port", args.frontend.port)?;
     let grpc = args.frontend.grpc_port.map(|port| reserve("--grpc-port", port)).transpose()?;
     let ports = (http.address.port(), grpc.as_ref().map(|grpc| grpc.address.port()));
-    let specs = child_specs(args, model, log, &dir, ports)?;
-
-    let mut children = Supervisor::start(specs, args.frontend.heartbeat()?)?;
+    let heartbeat = args.frontend.heartbeat()?;
+    // The pairs hold their ports until the end.
+    let (mut children, _pairs) = match &args.await_core {
+        None => {
+            let (address, core) = core_spec(&args.core, &args.shared, model, log, &dir)?;
+            let at = |_| vec!["--core".into(), address.to_string().into()];
+            let specs = [vec![core], frontend_specs(args, log, &dir, ports, at)?].concat();
+            (Supervisor::start(specs, heartbeat)?, None)
+        }
+        Some(address) => {
+            let (count, advertise) = (args.api_server_count.into(), args.advertise.as_deref());
+            let pairs = ListedPairs::choose(count, address, &dir, advertise)?;
+            let listed: Vec<&ListedPair> = pairs.iter().collect();
+            let at = |index: u16| {
+                let pair = crate::api_server::listed_args(listed[usize::from(index)]);
+                model.iter().map(OsString::from).chain(pair).collect()
+            };
+            let specs = frontend_specs(args, log, &dir, ports, at)?;
+            let desk = HandshakeDesk::bind(address, &pairs).await?;
+            tracing::info!("waiting for a core to dial {}", desk.address());
+            let mut children = Supervisor::start(specs, heartbeat)?;
+            children.let_cores_in(desk);
+            (children, Some(pairs))
+        }
+    };
     let code = keep_running(&mut children, &shutdown).await?;
     // Frontends first, so that they can finish what they admitted; then the core.
     let drain = args.shared.shutdown_timeout() + STOP_GRACE;
-    children.stop(1..children.count(), drain, &shutdown).await;
-    children.stop(0..1, STOP_GRACE, &shutdown).await;
+    children.stop(Role::Frontend, drain, &shutdown).await;
+    children.stop(Role::Core, STOP_GRACE, &shutdown).await;
     Ok(code)
 }
 
@@ -125,16 +166,15 @@ async fn keep_running(children: &mut Supervisor, shutdown: &Shutdown) -> anyhow:
     }
 }
 
-/// The core's spec first, then each api-server's.
-fn child_specs(
+/// Each api-server's spec. `core_at` says by which arguments it finds its core.
+fn frontend_specs(
     args: &ServeArgs,
-    model: Option<PathBuf>,
     log: &LogFlags,
     dir: &SocketDir,
     (port, grpc_port): (u16, Option<u16>),
+    core_at: impl Fn(u16) -> Vec<OsString>,
 ) -> anyhow::Result<Vec<ChildSpec>> {
-    let (core_address, core) = core_spec(&args.core, &args.shared, model, log, dir)?;
-    let mut specs = vec![core];
+    let mut specs = Vec::new();
     for index in 0..args.api_server_count {
         let mut frontend = args.frontend.clone();
         frontend.port = port;
@@ -151,8 +191,8 @@ fn child_specs(
         let file = dir.path().join(format!("api-{index}.toml"));
         crate::cli::write_config(&file, &(&frontend, &args.shared).merged())?;
         let name = format!("api-server {index}");
-        let mut api = ChildSpec::new(&name, "api-server", &file, log);
-        api.args.extend(["--core".into(), core_address.to_string().into()]);
+        let mut api = ChildSpec::new(&name, Role::Frontend, &file, log);
+        api.args.extend(core_at(index));
         if args.core.scheduling_policy == SchedulingPolicy::Priority {
             api.args.extend(["--scheduling-policy".into(), "priority".into()]);
         }
@@ -178,7 +218,7 @@ pub fn core_spec(
     let address = dir.address("core")?;
     let file = dir.path().join("core.toml");
     crate::cli::write_config(&file, &(core, shared).merged())?;
-    let mut spec = ChildSpec::new("engine-core", "engine-core", &file, log);
+    let mut spec = ChildSpec::new("engine-core", Role::Core, &file, log);
     spec.args.extend(["--listen".into(), address.to_string().into()]);
     spec.args.extend(model.map(Into::into));
     Ok((address, spec))

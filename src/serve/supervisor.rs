@@ -1,6 +1,5 @@
 //! The supervisor at work: child processes, what they say, and what is done about it.
 
-use std::ops::Range;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -9,11 +8,11 @@ use pawl_shared::clock::{Clock, Stamp, SystemClock};
 use pawl_shared::lifeline::Heard;
 use pawl_shared::ready;
 use pawl_shared::shutdown::Shutdown;
-use pawl_shared::transport::HeartbeatConfig;
+use pawl_shared::transport::{HandshakeDesk, HeartbeatConfig};
 use tokio::sync::mpsc;
 
 use super::child::{self, Child, ChildSpec};
-use super::fleet::{Action, Fleet, Life};
+use super::fleet::{Action, Fleet, Life, Role};
 
 /// What children have said and nobody has looked at. When it is full their lines are not read.
 const HEARD_MAX: usize = 256;
@@ -24,7 +23,7 @@ const HURRIED_GRACE: Duration = Duration::from_secs(2);
 /// How long the last words of a child may take to be read once it has ended: they lie in its line.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// The children, of which the first is an engine-core and the others are api-servers.
+/// The children: api-servers, and their engine-core if it is not started elsewhere.
 pub struct Supervisor {
     children: Vec<Child>,
     fleet: Fleet,
@@ -33,6 +32,8 @@ pub struct Supervisor {
     heard: mpsc::Receiver<(Life, Heard)>,
     hear: mpsc::Sender<(Life, Heard)>,
     told_ready: bool,
+    /// Where a core that is started elsewhere dials in.
+    desk: Option<HandshakeDesk>,
 }
 
 fn now() -> Stamp {
@@ -46,7 +47,8 @@ impl Supervisor {
     /// When a process cannot be started; those before it end with their lines.
     pub fn start(specs: Vec<ChildSpec>, heartbeat: HeartbeatConfig) -> anyhow::Result<Self> {
         let (hear, heard) = mpsc::channel(HEARD_MAX);
-        let mut fleet = Fleet::new(specs.len().saturating_sub(1), heartbeat, now());
+        let roles: Vec<Role> = specs.iter().map(ChildSpec::role).collect();
+        let mut fleet = Fleet::new(&roles, heartbeat, now());
         let mut children = Vec::new();
         let mut lives = Vec::new();
         for (slot, spec) in specs.into_iter().enumerate() {
@@ -54,7 +56,13 @@ impl Supervisor {
             children.push(Child::start(spec, life, hear.clone())?);
             lives.push(life);
         }
-        Ok(Self { children, fleet, lives, heard, hear, told_ready: false })
+        Ok(Self { children, fleet, lives, heard, hear, told_ready: false, desk: None })
+    }
+
+    /// From now on lets in cores that dial `desk`, whenever the api-servers wait for one.
+    pub fn let_cores_in(&mut self, desk: HandshakeDesk) {
+        desk.let_in(self.fleet.awaits_core());
+        self.desk = Some(desk);
     }
 
     /// How many children there are.
@@ -104,35 +112,40 @@ impl Supervisor {
         gave_up && !self.fleet.was_ready(index)
     }
 
-    /// Asks the children in `which` to stop and waits for them at most `patience`, and not for long
-    /// once `shutdown` is hurried; then kills the rest.
-    pub async fn stop(&mut self, which: Range<usize>, patience: Duration, shutdown: &Shutdown) {
-        self.signal(which.clone(), Signal::SIGTERM);
+    /// Asks the children of a role to stop and waits for them at most `patience`, and not for long
+    /// once `shutdown` is hurried; then kills the rest. No core is let in any more.
+    pub async fn stop(&mut self, role: Role, patience: Duration, shutdown: &Shutdown) {
+        self.desk = None;
+        self.signal(role, Signal::SIGTERM);
         let mut patience = patience;
         tokio::select! {
-            () = self.all_ended(which.clone()) => return,
+            () = self.all_ended(role) => return,
             () = tokio::time::sleep(patience) => {}
             () = shutdown.hurried() => patience = HURRIED_GRACE,
         }
         if patience == HURRIED_GRACE {
-            self.signal(which.clone(), Signal::SIGQUIT);
-            if tokio::time::timeout(patience, self.all_ended(which.clone())).await.is_ok() {
+            self.signal(role, Signal::SIGQUIT);
+            if tokio::time::timeout(patience, self.all_ended(role)).await.is_ok() {
                 return;
             }
         }
-        for child in self.children[which.clone()].iter().filter(|child| !child.ended()) {
+        for child in self.living(role) {
             tracing::warn!("{} did not stop within {patience:?}: killing it", child.name());
             child.signal(Signal::SIGKILL);
         }
-        self.all_ended(which).await;
+        self.all_ended(role).await;
     }
 
-    fn signal(&self, which: Range<usize>, signal: Signal) {
-        self.children[which].iter().for_each(|child| child.signal(signal));
+    fn living(&self, role: Role) -> impl Iterator<Item = &Child> {
+        self.children.iter().filter(move |child| child.role() == role && !child.ended())
     }
 
-    async fn all_ended(&mut self, which: Range<usize>) {
-        while self.children[which.clone()].iter().any(|child| !child.ended()) {
+    fn signal(&self, role: Role, signal: Signal) {
+        self.living(role).for_each(|child| child.signal(signal));
+    }
+
+    async fn all_ended(&mut self, role: Role) {
+        while self.living(role).next().is_some() {
             self.next_exit().await;
         }
     }
@@ -163,6 +176,9 @@ impl Supervisor {
                     child.signal(Signal::SIGKILL);
                 }
             }
+        }
+        if let Some(desk) = &self.desk {
+            desk.let_in(self.fleet.awaits_core());
         }
         if !self.told_ready && (0..self.count()).all(|index| self.fleet.was_ready(index)) {
             self.told_ready = true;

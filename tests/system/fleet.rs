@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Run, Scrape, Stop, alive, rounds, wait_for};
 use crate::lifecycle::Served;
 
-fn shared_page(http: Client) -> Scrape {
+pub fn shared_page(http: Client) -> Scrape {
     let answer = http.get("/metrics");
     assert_eq!(answer.status, 200, "{}", answer.text());
     Scrape::parse(&answer.text())
 }
 
 /// So many requests of 3 + 4 tokens, one after another.
-fn ask(http: Client, count: usize) {
+pub fn ask(http: Client, count: usize) {
     let body = json!({"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": true});
     for _ in 0..count {
         let answer = http.post("/v1/completions", &body);
@@ -26,13 +26,13 @@ fn ask(http: Client, count: usize) {
     }
 }
 
-fn signal(pid: i32, signal: Signal) {
+pub fn signal(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
 
 /// Waits until the supervisor has taken note of the end of `victim`, and started another. Before
 /// that some of its threads may still be ending, and its sockets be open.
-fn replaced(served: &Served, victim: i32) {
+pub fn replaced(served: &Served, victim: i32) {
     wait_for("the next one", || {
         let children = served.process.descendants();
         (children.len() == served.children.len() && !children.contains(&victim)).then_some(())
@@ -50,7 +50,7 @@ fn counters(scrape: &Scrape) -> Vec<(String, f64)> {
 }
 
 /// Tokens of the answers to `ask`, as the page on the shared port has them.
-fn assert_asked(page: &Scrape, requests: f64) {
+pub fn assert_asked(page: &Scrape, requests: f64) {
     assert_eq!(page.get("vllm:generation_tokens_total"), 4.0 * requests);
     assert_eq!(page.get("vllm:prompt_tokens_total"), 3.0 * requests);
     assert_eq!(page.get("vllm:request_success_total"), requests);

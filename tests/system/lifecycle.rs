@@ -30,8 +30,18 @@ impl Served {
         Self::once_ready(run, api_servers, run.serve(&[&args[..], extra].concat()))
     }
 
+    /// The same over a core that is none of its children.
+    pub fn with_core_elsewhere(run: &Run, api_servers: usize, process: Process) -> Self {
+        let frontend = Frontend::once_ready(process, &run.path("serve.ports"));
+        Self::once_all_ready(run, api_servers, frontend, api_servers)
+    }
+
     /// `frontend` is its first api-server.
     fn once_ready(run: &Run, api_servers: usize, frontend: Frontend) -> Self {
+        Self::once_all_ready(run, api_servers, frontend, api_servers + 1)
+    }
+
+    fn once_all_ready(run: &Run, api_servers: usize, frontend: Frontend, all: usize) -> Self {
         let admins: Vec<Client> = (0..api_servers)
             .map(|index| match index {
                 0 => frontend.admin,
@@ -44,7 +54,7 @@ impl Served {
             });
         }
         let children = frontend.process.descendants();
-        assert_eq!(children.len(), 1 + api_servers, "{children:?}");
+        assert_eq!(children.len(), all, "{children:?}");
         let Frontend { process, http, .. } = frontend;
         Self { process, http, admins, children }
     }
@@ -57,7 +67,7 @@ impl Served {
     }
 
     /// None of its processes runs, no port is bound, no folder of sockets is there.
-    fn assert_gone(&self, run: &Run, within: Duration) {
+    pub fn assert_gone(&self, run: &Run, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
             let left: Vec<String> = self
@@ -84,6 +94,15 @@ impl Served {
     }
 }
 
+/// The admin listener of a `serve`'s api-server, as it last told its port.
+pub fn admin_of(run: &Run, index: usize) -> Option<Client> {
+    let name = match index {
+        0 => "serve.ports".to_owned(),
+        _ => format!("serve.ports.{index}"),
+    };
+    Some(ports(run, &name)?.1)
+}
+
 /// The two ports in a port file, once it is there.
 fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
     let text = std::fs::read_to_string(run.path(name)).ok()?;
@@ -92,7 +111,7 @@ fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
     Some((client("port"), client("admin_port")))
 }
 
-fn long_request(max_tokens: u64) -> Value {
+pub fn long_request(max_tokens: u64) -> Value {
     json!({"prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": true, "stream": true})
 }
 

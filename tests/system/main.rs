@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod admission;
+mod awaiting;
 mod batch;
 mod bench;
 mod counting;

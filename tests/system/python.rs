@@ -37,7 +37,7 @@ pub fn peer(run: &Run, python: &PathBuf, script: &str, args: &[&str]) -> Process
 }
 
 /// The lines of JSON that a peer has printed so far.
-fn said(peer: &Process) -> Vec<Value> {
+pub fn said(peer: &Process) -> Vec<Value> {
     let log = peer.log();
     // The last line may be half written.
     let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -45,7 +45,7 @@ fn said(peer: &Process) -> Vec<Value> {
 }
 
 /// Waits until `peer` has said `what`; that line.
-fn once_said(peer: &mut Process, what: &str) -> Value {
+pub fn once_said(peer: &mut Process, what: &str) -> Value {
     wait_for(what, || {
         let found = said(peer).into_iter().find(|line| line["event"] == what);
         let ended = found.is_none().then(|| peer.ended()).flatten();
@@ -169,7 +169,7 @@ fn a_vllm_frontend_is_told_when_our_core_stops() {
 }
 
 /// A model's file that says how to tokenize and nothing else: bytes are tokens 3 to 258.
-fn tiny_model(run: &Run) -> String {
+pub fn tiny_model(run: &Run) -> String {
     let path = run.path("tiny.gguf");
     let bytes = GgufWriter::new()
         .text("general.architecture", "llama")

@@ -40,7 +40,11 @@ impl Inner {
     fn handle(self: &Arc<Self>, event: FrontendEvent) {
         match event {
             FrontendEvent::Message { frames } => self.fold(&frames),
+            FrontendEvent::Waiting => {
+                self.awaits.send_replace(true);
+            }
             FrontendEvent::Up { ready, client_index, epoch, engine_index } => {
+                self.awaits.send_replace(false);
                 self.joined(&ready, client_index, epoch, engine_index);
             }
             FrontendEvent::Hung { silent_for } => {
@@ -117,6 +121,9 @@ impl Inner {
         let mut state = self.state();
         state.session = Some(Session { epoch, client_index, counter: 0, serving: false });
         state.ready = Some(Arc::new(ready.clone()));
+        if self.config.inherits_outputs {
+            state.handler.forget_all_but(epoch);
+        }
         // A request sent while the old epoch ended may have reached the new core.
         self.tell_aborts(&mut state, Vec::new());
         drop(state);

@@ -65,6 +65,9 @@ pub struct ClientConfig {
     pub utility_timeout: Duration,
     /// Whether each request's end is logged with where its time went (`--request-timing log`).
     pub log_request_timing: bool,
+    /// Whether a core's outputs for a process that was here before ours may come to us: those
+    /// requests are aborted.
+    pub inherits_outputs: bool,
 }
 
 impl ClientConfig {
@@ -80,6 +83,7 @@ impl ClientConfig {
             open_max: 16_384,
             utility_timeout: Duration::from_secs(30),
             log_request_timing: false,
+            inherits_outputs: false,
         }
     }
 }
@@ -100,6 +104,8 @@ struct Inner {
     config: ClientConfig,
     sender: LinkSender,
     status: watch::Sender<EngineStatus>,
+    /// Whether a core may be told of our pair.
+    awaits: watch::Sender<bool>,
     state: Mutex<State>,
     draining: AtomicBool,
     /// Told whenever nothing is open any more.
@@ -172,6 +178,7 @@ impl EngineClient {
             config,
             sender,
             status: watch::Sender::new(EngineStatus::Connecting),
+            awaits: watch::Sender::new(false),
             state: Mutex::new(state),
             draining: AtomicBool::new(false),
             idle: Notify::new(),
@@ -192,6 +199,13 @@ impl EngineClient {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<EngineStatus> {
         self.inner.status.subscribe()
+    }
+
+    /// Follows whether a core may be told of our pair: it is bound, and no core has it. Only where
+    /// a supervisor lists it.
+    #[must_use]
+    pub fn awaits_core(&self) -> watch::Receiver<bool> {
+        self.inner.awaits.subscribe()
     }
 
     /// What the core serves; `None` until it has told. Stays known while a core is away.
@@ -497,13 +511,24 @@ impl Session {
     fn fresh_ids(&mut self, submit: &Submit) -> Vec<RequestId> {
         let external = shortened(&submit.external_id);
         self.counter += 1;
+        let (epoch, counter) = (self.epoch, self.counter);
         // The counter's width is fixed, so that no two pairs of epoch and counter look alike.
-        let parent = format!("{external}-{:x}{:010x}", self.epoch, self.counter);
+        let parent = format!("{external}-{epoch:x}{counter:0COUNTER_DIGITS$x}");
         match submit.params.n.max(1) {
             1 => vec![RequestId::from(parent)],
             n => (0..n).map(|choice| RequestId::from(format!("{choice}_{parent}"))).collect(),
         }
     }
+}
+
+/// Digits of a wire id's counter, which stands at its end.
+const COUNTER_DIGITS: usize = 10;
+
+/// The epoch in a wire id of ours.
+pub(crate) fn epoch_of(id: &RequestId) -> Option<u64> {
+    let (_, tail) = id.as_str().rsplit_once('-')?;
+    let digits = tail.len().checked_sub(COUNTER_DIGITS)?;
+    u64::from_str_radix(tail.get(..digits)?, 16).ok()
 }
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);

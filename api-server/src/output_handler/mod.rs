@@ -35,7 +35,7 @@ use self::iteration::{Lifetime, Told};
 use self::request::{OpenRequest, TextState};
 use self::stats_log::StatsLog;
 use crate::detokenizer::TokenText;
-use crate::engine_client::{EngineFailure, FailureKind, Finish, Update};
+use crate::engine_client::{EngineFailure, FailureKind, Finish, Update, epoch_of};
 use crate::metrics::{EngineHandles, FrameKind, Metrics};
 
 /// A submission that has been handed to the core.
@@ -85,6 +85,9 @@ pub(crate) struct OutputHandler {
     requests: HashMap<RequestId, OpenRequest>,
     parents: HashMap<u64, Parent>,
     next_parent: u64,
+    /// Where outputs for a process that was here before ours may come: our epoch, by which its
+    /// requests are told apart.
+    only_epoch: Option<u64>,
     log: StatsLog,
 }
 
@@ -103,6 +106,7 @@ impl OutputHandler {
             requests: HashMap::new(),
             parents: HashMap::new(),
             next_parent: 0,
+            only_epoch: None,
             log: StatsLog::new(now),
         }
     }
@@ -111,6 +115,12 @@ impl OutputHandler {
     pub fn set_engine(&mut self, engine: Arc<EngineHandles>, engine_index: u32) {
         self.engine = Some(engine);
         self.log.set_engine(engine_index);
+    }
+
+    /// From now on outputs of another epoch than this are taken for requests of a process that was
+    /// here before ours and is gone: the core must forget them.
+    pub fn forget_all_but(&mut self, epoch: u64) {
+        self.only_epoch = Some(epoch);
     }
 
     /// Choices that have not ended.
@@ -276,6 +286,9 @@ impl OutputHandler {
         for output in &outputs {
             let Some(open) = self.requests.get_mut(&output.request_id) else {
                 frame.sums.unknown_outputs += 1;
+                if output.finish_reason.is_none() && self.is_of_the_dead(&output.request_id) {
+                    abort.push(output.request_id.clone());
+                }
                 continue;
             };
             let mut update = open.text.take_in(output);
@@ -335,6 +348,10 @@ impl OutputHandler {
             }
         }
         ended
+    }
+
+    fn is_of_the_dead(&self, id: &RequestId) -> bool {
+        self.only_epoch.is_some_and(|epoch| epoch_of(id) != Some(epoch))
     }
 
     fn ended_by_core(&mut self, id: &RequestId) -> Option<Update> {

@@ -25,6 +25,10 @@ pub trait Engine: Send + Sync + 'static {
     fn status(&self) -> EngineStatus;
     /// Follows how it is doing.
     fn watch(&self) -> watch::Receiver<EngineStatus>;
+    /// Follows whether a core may be told of our sockets; see [`EngineClient::awaits_core`].
+    fn awaits_core(&self) -> watch::Receiver<bool> {
+        watch::Sender::new(false).subscribe()
+    }
     /// What it told of itself when it joined.
     fn ready(&self) -> Option<Arc<ReadyResponse>>;
     /// What it serves, once known.
@@ -49,6 +53,10 @@ impl Engine for EngineClient {
 
     fn watch(&self) -> watch::Receiver<EngineStatus> {
         Self::watch(self)
+    }
+
+    fn awaits_core(&self) -> watch::Receiver<bool> {
+        Self::awaits_core(self)
     }
 
     fn ready(&self) -> Option<Arc<ReadyResponse>> {

@@ -13,6 +13,9 @@ const HEAD: usize = 1 + 8;
 const HEALTH: u8 = 1;
 const REPORT: u8 = 2;
 const SUM_WANTED: u8 = 3;
+/// Bits of a health's first byte.
+const READY: u8 = 1;
+const AWAITS_CORE: u8 = 2;
 const ASK_REPORT: u8 = 16;
 const SUM: u8 = 17;
 
@@ -58,7 +61,8 @@ impl Decoder {
         let Some((kind, seq, mut payload)) = self.next()? else { return Ok(None) };
         match kind {
             HEALTH if payload.len() == 9 => Ok(Some(FromChild::Health(Health {
-                ready: payload.get_u8() != 0,
+                ready: payload[0] & READY != 0,
+                awaits_core: payload.get_u8() & AWAITS_CORE != 0,
                 progress: payload.get_u64_le(),
             }))),
             REPORT => Ok(Some(FromChild::Report { seq, snapshot: payload })),
@@ -101,7 +105,9 @@ impl FromChild {
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Health(health) => {
-                let mut payload = [u8::from(health.ready); 9];
+                let bit = |set, bit| if set { bit } else { 0 };
+                let bits = bit(health.ready, READY) | bit(health.awaits_core, AWAITS_CORE);
+                let mut payload = [bits; 9];
                 payload[1..].copy_from_slice(&health.progress.to_le_bytes());
                 encode(HEALTH, 0, &payload)
             }
@@ -129,10 +135,11 @@ mod tests {
     #[test]
     fn messages_survive_any_cut() {
         let sent = [
-            FromChild::Health(Health { ready: true, progress: u64::MAX - 1 }),
+            FromChild::Health(Health { ready: true, awaits_core: false, progress: u64::MAX - 1 }),
+            FromChild::Health(Health { ready: false, awaits_core: true, progress: 1 }),
             FromChild::Report { seq: 7, snapshot: Bytes::from_static(b"{}") },
             FromChild::SumWanted { seq: 8 },
-            FromChild::Health(Health { ready: false, progress: 0 }),
+            FromChild::Health(Health::default()),
         ];
         let bytes: Vec<u8> = sent.iter().flat_map(|message| message.encode()).collect();
         for step in 1..bytes.len() {

@@ -33,6 +33,9 @@ pub const REPORT_EVERY: Duration = Duration::from_millis(500);
 pub struct Health {
     /// It has been able to serve, at least once.
     pub ready: bool,
+    /// Its pair of sockets is bound and no core has it: of an api-server whose pair the supervisor
+    /// lists to cores.
+    pub awaits_core: bool,
     /// Grows with each thing it finishes. One that stands still for long hangs.
     pub progress: u64,
 }

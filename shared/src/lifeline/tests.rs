@@ -24,7 +24,7 @@ async fn a_report_is_asked_for_and_a_sum_comes_back() {
     let (lifeline, ended) = child(end);
     lifeline.report_with(|| Bytes::from_static(b"seven"));
 
-    let health = Health { ready: true, progress: 3 };
+    let health = Health { ready: true, awaits_core: false, progress: 3 };
     lifeline.health(health);
     assert_eq!(heard.recv().await.unwrap(), ("a", Heard::Message(FromChild::Health(health))));
 

@@ -25,12 +25,14 @@ enum Via {
     },
     Handshake {
         dialer: u32,
+        /// Whether the pair has been linked before, and is tried again.
+        again: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Waits for the core to be ready.
+    /// Waits for the core to be ready, or for the next try.
     Held,
     Linking,
     Joined,
@@ -51,7 +53,7 @@ impl Member {
     }
 
     fn is_of(&self, dialer: u32) -> bool {
-        matches!(self.via, Via::Handshake { dialer: d } if d == dialer)
+        matches!(self.via, Via::Handshake { dialer: d, .. } if d == dialer)
     }
 
     fn peer(&self) -> Peer {
@@ -332,19 +334,24 @@ impl CoreRendezvous {
             return;
         }
         for (input, output) in inputs.into_iter().zip(outputs) {
-            let via = Via::Handshake { dialer };
+            let via = Via::Handshake { dialer, again: false };
             let role = Role::Frontend;
             self.admit(Member { via, input, output, role, phase: Phase::Held }, actions);
         }
     }
 
     fn admit(&mut self, member: Member, actions: &mut Vec<CoreAction>) {
-        let client = ClientId(self.next_client);
-        self.next_client += 1;
-        self.members.insert(client, member);
+        let client = self.insert(member);
         if self.ready {
             self.open(client, actions);
         }
+    }
+
+    fn insert(&mut self, member: Member) -> ClientId {
+        let client = ClientId(self.next_client);
+        self.next_client += 1;
+        self.members.insert(client, member);
+        client
     }
 
     fn open(&mut self, client: ClientId, actions: &mut Vec<CoreAction>) {
@@ -363,6 +370,10 @@ impl CoreRendezvous {
 
     fn on_ready(&mut self, actions: &mut Vec<CoreAction>) {
         self.ready = true;
+        self.open_all(actions);
+    }
+
+    fn open_all(&mut self, actions: &mut Vec<CoreAction>) {
         let held: Vec<ClientId> = self.members.keys().copied().collect();
         for client in held {
             self.open(client, actions);
@@ -385,7 +396,8 @@ impl CoreRendezvous {
                     ControlMessage::Welcome { client_index: client.0, epoch, engine_index };
                 actions.push(CoreAction::Reply { to, message });
             }
-            Via::Handshake { dialer } => of_dialer = Some(*dialer),
+            Via::Handshake { dialer, again: false } => of_dialer = Some(*dialer),
+            Via::Handshake { again: true, .. } => {}
         }
         actions.push(CoreAction::Joined { client, peer, role });
         if let Some(dialer) = of_dialer {
@@ -406,13 +418,43 @@ impl CoreRendezvous {
         let unfinished = member.phase != Phase::Joined;
         match member.via {
             // A handshake with one link missing is no handshake: all of it starts again.
-            Via::Handshake { dialer } if unfinished => self.remove_group(dialer, reason, actions),
-            _ => self.remove(client, reason, actions),
+            Via::Handshake { dialer, again: false } if unfinished => {
+                self.remove_group(dialer, reason, actions);
+            }
+            Via::Handshake { dialer, .. } => self.lose(client, dialer, reason, actions),
+            Via::Native { .. } => self.remove(client, reason, actions),
         }
+    }
+
+    /// One process of a vLLM frontend is gone. Its pair is that frontend's for as long as the core
+    /// serves it: whoever takes the process's place binds the same addresses, so they are tried
+    /// again and again, as vLLM's own sockets do. With the last of its links the frontend is gone.
+    fn lose(
+        &mut self,
+        client: ClientId,
+        dialer: u32,
+        reason: LeaveReason,
+        actions: &mut Vec<CoreAction>,
+    ) {
+        let mut others = self.members.iter().filter(|(other, _)| **other != client);
+        let rest = others.any(|(_, m)| m.is_of(dialer) && m.phase == Phase::Joined);
+        if !rest {
+            self.remove_group(dialer, reason, actions);
+            return;
+        }
+        let Some(Member { input, output, role, .. }) = self.members.get(&client) else { return };
+        let via = Via::Handshake { dialer, again: true };
+        let (input, output, role) = (input.clone(), output.clone(), *role);
+        self.remove(client, reason, actions);
+        // The next tick opens it.
+        self.insert(Member { via, input, output, role, phase: Phase::Held });
     }
 
     fn on_tick(&mut self, now: Stamp, actions: &mut Vec<CoreAction>) {
         self.last_tick = now;
+        if self.ready {
+            self.open_all(actions);
+        }
         // Frontends ping unasked: those of the time this process was stopped lie in the socket.
         self.own_clock.jumped(now, &self.heartbeat);
         if !self.own_clock.has_read_since(now, &self.heartbeat) {
@@ -456,7 +498,7 @@ impl CoreRendezvous {
                 actions.push(CoreAction::Reply { to: control, message });
             }
             Via::Native { .. } => {}
-            Via::Handshake { dialer } => {
+            Via::Handshake { dialer, .. } => {
                 if !self.members.values().any(|member| member.is_of(dialer)) {
                     self.handshake_again(dialer, actions);
                 }

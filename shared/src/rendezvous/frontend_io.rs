@@ -42,6 +42,13 @@ pub enum FrontendInput {
         /// READY, not HELLO.
         ready: bool,
     },
+    /// An engine connected to our input socket. It may have nothing to say.
+    Connected {
+        /// From the identity of the engine's socket.
+        engine_index: u32,
+        /// The last ready response that was said to this process or to one beside it.
+        known: Option<Bytes>,
+    },
     /// The engine's first message on the input socket.
     Ready {
         /// The encoded ready response.
@@ -64,6 +71,8 @@ pub enum FrontendInput {
 pub enum FrontendAction {
     /// Send this on the control socket.
     Send(ControlMessage),
+    /// The pair is bound, and no core has it. Told only where a supervisor lists it.
+    Waiting,
     /// Answer a HELLO with our addresses.
     SendInit {
         /// To whom.

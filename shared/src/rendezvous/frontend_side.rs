@@ -14,6 +14,9 @@ use crate::clock::Stamp;
 /// After the first sign of death the output socket is still read: what the core said last lies
 /// there. A killed core's sockets end within milliseconds, this bounds the rest.
 const DRAIN: Duration = Duration::from_millis(500);
+/// An engine says its ready response as soon as it has connected. One that has not after this long
+/// said it to the process that had our pair before us.
+const READY_PATIENCE: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 const BACKOFF_LAST: Duration = Duration::from_secs(1);
 
@@ -26,6 +29,8 @@ enum Phase {
     Joining {
         welcome: Option<(u32, u32)>,
         ready: Option<(Bytes, u32)>,
+        /// A core that has connected to our input, and when.
+        connected: Option<(u32, Stamp)>,
     },
     Up {
         progress: u64,
@@ -44,12 +49,27 @@ enum Phase {
     Left,
 }
 
-/// The frontend's half of native joining, and of vLLM's handshake where it owns that socket.
+/// Who makes the first contact. Only a core that is joined answers pings and takes
+/// acknowledgements; of the others only closed sockets tell that they are gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Contact {
+    /// We dial the core and say JOIN.
+    Join,
+    /// A core dials our handshake socket.
+    Handshake,
+    /// A core dials our supervisor's handshake socket, which lists our pair.
+    Listed {
+        client_index: u32,
+        /// The last ready response that was said on this pair or one beside it.
+        known: Option<Bytes>,
+    },
+}
+
+/// The frontend's half of native joining, and of vLLM's handshake where it owns that socket or its
+/// supervisor does.
 #[derive(Debug)]
 pub struct FrontendRendezvous {
-    /// `false`: a core dials our handshake socket. It neither answers pings nor takes
-    /// acknowledgements, so only closed sockets tell that it is gone.
-    joins: bool,
+    contact: Contact,
     role: Role,
     taps: Option<String>,
     instance: String,
@@ -78,7 +98,7 @@ impl FrontendRendezvous {
         now: Stamp,
     ) -> Self {
         Self {
-            joins: true,
+            contact: Contact::Join,
             role: Role::Frontend,
             taps: None,
             instance,
@@ -99,7 +119,20 @@ impl FrontendRendezvous {
     /// The same for one that waits for a core to dial its handshake socket.
     #[must_use]
     pub fn awaiting(epoch_base: u64, heartbeat: HeartbeatConfig, now: Stamp) -> Self {
-        Self { joins: false, ..Self::new(String::new(), 0, epoch_base, heartbeat, now) }
+        let new = Self::new(String::new(), 0, epoch_base, heartbeat, now);
+        Self { contact: Contact::Handshake, ..new }
+    }
+
+    /// The same for one whose pair a supervisor lists to cores, as that of client `client_index`.
+    #[must_use]
+    pub fn listed(
+        client_index: u32,
+        epoch_base: u64,
+        heartbeat: HeartbeatConfig,
+        now: Stamp,
+    ) -> Self {
+        let contact = Contact::Listed { client_index, known: None };
+        Self { contact, ..Self::new(String::new(), 0, epoch_base, heartbeat, now) }
     }
 
     /// The same for one that wants something else than to be served.
@@ -112,6 +145,10 @@ impl FrontendRendezvous {
     #[must_use]
     pub fn with_taps(self, taps: Option<String>) -> Self {
         Self { taps, ..self }
+    }
+
+    fn joins(&self) -> bool {
+        self.contact == Contact::Join
     }
 
     /// Begins the next epoch: its number, and how long to wait before opening sockets. `None` once
@@ -161,11 +198,13 @@ impl FrontendRendezvous {
         let mut actions = Vec::new();
         match input {
             FrontendInput::Opened { input, output } if matches!(self.phase, Phase::Opening) => {
-                self.phase = Phase::Joining { welcome: None, ready: None };
+                self.phase = Phase::Joining { welcome: None, ready: None, connected: None };
                 self.heard = now;
                 self.last_tick = now;
-                if !self.joins {
-                    return actions;
+                match self.contact {
+                    Contact::Join => {}
+                    Contact::Handshake => return actions,
+                    Contact::Listed { .. } => return vec![FrontendAction::Waiting],
                 }
                 let (pid, instance, epoch) = (self.pid, self.instance.clone(), self.epoch);
                 let (role, taps) = (self.role, self.taps.clone());
@@ -180,22 +219,26 @@ impl FrontendRendezvous {
             FrontendInput::Handshake { engine_index, ready } => {
                 self.on_handshake(now, engine_index, ready, &mut actions);
             }
-            FrontendInput::Ready { ready: frame, engine_index } => match &mut self.phase {
-                Phase::Joining { ready: slot @ None, .. } => {
-                    *slot = Some((frame, engine_index));
-                    self.try_up(now, &mut actions);
+            FrontendInput::Connected { engine_index, known: told } => {
+                if let (Contact::Listed { known, .. }, Phase::Joining { connected, .. }) =
+                    (&mut self.contact, &mut self.phase)
+                {
+                    *known = told.or(known.take());
+                    *connected = Some((engine_index, now));
                 }
-                _ => self.ignored += 1,
-            },
+            }
+            FrontendInput::Ready { ready, engine_index } => {
+                self.on_ready(now, ready, engine_index, &mut actions);
+            }
             FrontendInput::Disconnected(socket) => self.on_disconnected(now, socket, &mut actions),
             FrontendInput::Acknowledge(bytes) => {
-                if self.joins && matches!(self.phase, Phase::Up { .. }) {
+                if self.joins() && matches!(self.phase, Phase::Up { .. }) {
                     let epoch = self.epoch;
                     actions.push(FrontendAction::Send(ControlMessage::Ack { epoch, bytes }));
                 }
             }
             FrontendInput::Leave => match self.phase {
-                Phase::Joining { .. } | Phase::Up { .. } if self.joins => {
+                Phase::Joining { .. } | Phase::Up { .. } if self.joins() => {
                     let epoch = self.epoch;
                     self.phase = Phase::Leaving;
                     actions.push(FrontendAction::Send(ControlMessage::Leave { epoch }));
@@ -268,6 +311,32 @@ impl FrontendRendezvous {
         }
     }
 
+    fn on_ready(
+        &mut self,
+        now: Stamp,
+        frame: Bytes,
+        engine_index: u32,
+        actions: &mut Vec<FrontendAction>,
+    ) {
+        match (&mut self.phase, &mut self.contact) {
+            (Phase::Joining { ready: slot @ None, welcome, .. }, contact) => {
+                if let Contact::Listed { client_index, known } = contact {
+                    *welcome = Some((*client_index, engine_index));
+                    *known = Some(frame.clone());
+                }
+                *slot = Some((frame, engine_index));
+                self.try_up(now, actions);
+            }
+            // We took it for one that had come back. What was asked of it is lost, and once it has
+            // found the pair anew it is taken for what it is.
+            (Phase::Up { .. }, Contact::Listed { known, .. }) if *known != Some(frame.clone()) => {
+                *known = Some(frame);
+                self.down("another core has come".into(), actions);
+            }
+            _ => self.ignored += 1,
+        }
+    }
+
     fn on_handshake(
         &mut self,
         now: Stamp,
@@ -276,9 +345,9 @@ impl FrontendRendezvous {
         actions: &mut Vec<FrontendAction>,
     ) {
         match &mut self.phase {
-            _ if self.joins => self.ignored += 1,
+            _ if self.contact != Contact::Handshake => self.ignored += 1,
             // A second HELLO comes from an engine that began anew: what the first said is void.
-            Phase::Joining { welcome, ready } if !is_ready => {
+            Phase::Joining { welcome, ready, .. } if !is_ready => {
                 (*welcome, *ready) = (None, None);
                 actions.push(FrontendAction::SendInit { engine_index });
             }
@@ -295,7 +364,8 @@ impl FrontendRendezvous {
     }
 
     fn try_up(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
-        let Phase::Joining { welcome: Some((client_index, engine_index)), ready } = &mut self.phase
+        let Phase::Joining { welcome: Some((client_index, engine_index)), ready, .. } =
+            &mut self.phase
         else {
             return;
         };
@@ -322,7 +392,7 @@ impl FrontendRendezvous {
             (_, _) => {
                 self.drain(now, "the core is gone".into(), actions);
                 let outputs_ended = socket == PairSocket::Output;
-                let told = !self.joins || socket == PairSocket::Control;
+                let told = !self.joins() || socket == PairSocket::Control;
                 self.end_drain_if(outputs_ended, told, actions);
             }
         }
@@ -340,7 +410,8 @@ impl FrontendRendezvous {
             return;
         }
         self.last_tick = now;
-        if !self.joins {
+        if !self.joins() {
+            self.take_for_known(now, actions);
             return;
         }
         if matches!(self.phase, Phase::Joining { .. } | Phase::Up { .. }) {
@@ -349,6 +420,23 @@ impl FrontendRendezvous {
             actions.push(FrontendAction::Send(ControlMessage::Ping { epoch, seq }));
         }
         self.judge(now, actions);
+    }
+
+    /// A core that has our pair without having said its ready response to us has said it to the
+    /// process before us: sockets of vLLM's connect anew by themselves, and say nothing.
+    fn take_for_known(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {
+        let Contact::Listed { client_index, known: Some(known) } = &self.contact else { return };
+        let Phase::Joining { welcome, ready: slot @ None, connected: Some((engine_index, at)) } =
+            &mut self.phase
+        else {
+            return;
+        };
+        if now.since(*at) >= READY_PATIENCE {
+            tracing::info!(engine_index, "the core is taken for the one that was here before");
+            *welcome = Some((*client_index, *engine_index));
+            *slot = Some((known.clone(), *engine_index));
+            self.try_up(now, actions);
+        }
     }
 
     fn judge(&mut self, now: Stamp, actions: &mut Vec<FrontendAction>) {

@@ -13,7 +13,7 @@ use super::frontend_endpoint::{Delivery, Driver};
 use super::outbox::SharedOutbox;
 use super::pair::{Pair, engine_index_of};
 use super::thread::{Wish, Wishes};
-use super::{CoreAt, FrontendEvent};
+use super::{CoreAt, FrontendEvent, ListedPair};
 use crate::rendezvous::{
     FrontendAction, FrontendInput, OUTBOX_BYTES_MAX, Outbox, PairSocket, message_cost,
 };
@@ -31,6 +31,7 @@ pub(super) enum Ended {
 enum Happened {
     Input(FrontendInput),
     InputMessage(Vec<Bytes>),
+    InputConnected(Bytes),
     InputLost(Bytes),
     Output(Vec<Bytes>),
     OutputPeers(i32),
@@ -75,7 +76,13 @@ pub(super) async fn run(
         _ = wishes.changed() => return Ended::Stopped,
     };
     match opened {
-        Ok(pair) => Epoch::new(driver, pair).run(wishes).await,
+        Ok(pair) => {
+            let listed = match core {
+                CoreAt::Listed(listed) => Some(listed),
+                CoreAt::Join(_) | CoreAt::AwaitCore(_) => None,
+            };
+            Epoch::new(driver, pair, listed).run(wishes).await
+        }
         Err(error) => {
             let reason = error.to_string();
             for action in driver.handle(FrontendInput::OpenFailed { reason }) {
@@ -92,6 +99,7 @@ pub(super) async fn run(
 struct Epoch<'a> {
     driver: &'a mut Driver,
     pair: Pair,
+    listed: Option<&'a ListedPair>,
     engine: Option<Bytes>,
     output_peers: i32,
     outbox: SharedOutbox,
@@ -104,12 +112,13 @@ struct Epoch<'a> {
 }
 
 impl<'a> Epoch<'a> {
-    fn new(driver: &'a mut Driver, pair: Pair) -> Self {
+    fn new(driver: &'a mut Driver, pair: Pair, listed: Option<&'a ListedPair>) -> Self {
         // Requests wait here while the core does not read; when it is full `try_send` refuses.
         let outbox = SharedOutbox::new(Outbox::new(OUTBOX_BYTES_MAX, None));
         Self {
             driver,
             pair,
+            listed,
             engine: None,
             output_peers: 0,
             outbox,
@@ -131,6 +140,7 @@ impl<'a> Epoch<'a> {
             match happened {
                 Happened::Input(input) => self.input(input).await,
                 Happened::InputMessage(frames) => self.on_input_message(frames).await,
+                Happened::InputConnected(peer) => self.on_input_connected(peer).await,
                 Happened::InputLost(peer) if self.engine.as_ref() == Some(&peer) => {
                     self.input(FrontendInput::Disconnected(PairSocket::Input)).await;
                 }
@@ -180,6 +190,7 @@ impl<'a> Epoch<'a> {
                 Err(_) => Happened::Nothing,
             },
             event = pair.router_monitor.next() => match event {
+                Some(SocketEvent::Accepted(_, peer)) => Happened::InputConnected(peer.into()),
                 Some(SocketEvent::Disconnected(peer)) => Happened::InputLost(peer.into()),
                 _ => Happened::Nothing,
             },
@@ -210,6 +221,17 @@ impl<'a> Epoch<'a> {
         }
     }
 
+    async fn on_input_connected(&mut self, peer: Bytes) {
+        let (Some(listed), Some(engine_index)) = (self.listed, engine_index_of(&peer)) else {
+            return;
+        };
+        if self.engine.is_none() {
+            self.engine = Some(peer);
+        }
+        let known = listed.kept_ready();
+        self.input(FrontendInput::Connected { engine_index, known }).await;
+    }
+
     async fn on_input_message(&mut self, frames: Vec<Bytes>) {
         // [identity, ready response], once; nothing else ever comes this way.
         let mut frames = frames.into_iter();
@@ -235,7 +257,13 @@ impl<'a> Epoch<'a> {
                     let Pair { control, input, output, .. } = &mut self.pair;
                     control.send_init(engine_index, input, output).await;
                 }
+                FrontendAction::Waiting => {
+                    self.waiting.push_back(Delivery::Event(FrontendEvent::Waiting));
+                }
                 FrontendAction::Up { ready, client_index, epoch, engine_index } => {
+                    if let Some(listed) = self.listed {
+                        listed.keep_ready(&ready);
+                    }
                     self.start_writer();
                     let event = FrontendEvent::Up { ready, client_index, epoch, engine_index };
                     let (outbox, taken) = (self.outbox.clone(), self.driver.taken.clone());

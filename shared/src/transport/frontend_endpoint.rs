@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 
 use super::epoch::{self, Ended};
+use super::listed::ListedPair;
 use super::outbox::SharedOutbox;
 use super::tap::{TapServer, Taps};
 use super::thread::{self, Thread, Wishes};
@@ -30,6 +31,8 @@ pub enum CoreAt {
     Join(Address),
     /// A core dials this handshake socket of ours.
     AwaitCore(Address),
+    /// A core dials our supervisor's handshake socket, which lists this pair of ours.
+    Listed(ListedPair),
 }
 
 /// What a frontend needs to have a core.
@@ -85,6 +88,9 @@ pub enum FrontendEvent {
         /// As they came.
         frames: Vec<Bytes>,
     },
+    /// The pair is bound and no core has it: a core may be told of it now. Only of a
+    /// [`CoreAt::Listed`] pair.
+    Waiting,
     /// The core is silent or makes no progress; it may come back.
     Hung {
         /// For how long.
@@ -225,7 +231,10 @@ impl FrontendEndpoint {
     pub async fn start(
         config: FrontendEndpointConfig,
     ) -> Result<(Self, FrontendSender), TransportError> {
-        let (CoreAt::Join(address) | CoreAt::AwaitCore(address)) = &config.core;
+        let address = match &config.core {
+            CoreAt::Join(address) | CoreAt::AwaitCore(address) => address,
+            CoreAt::Listed(pair) => &pair.input,
+        };
         let socket_dir = match (config.socket_dir, address) {
             (None, Address::Ipc(_)) => Some(Arc::new(SocketDir::create_default()?)),
             (None, _) if config.taps => Some(Arc::new(SocketDir::create_default()?)),
@@ -242,7 +251,7 @@ impl FrontendEndpoint {
         let epoch_base = (id.as_u128() as u64 & 0xffff_ffff) << 20;
         let (delivery_sender, deliveries) = mpsc::channel(DELIVERIES_MAX);
         let now = config.clock.now();
-        let machine = match config.core {
+        let machine = match &config.core {
             CoreAt::Join(_) => {
                 let (instance, pid) = (id.simple().to_string(), std::process::id());
                 FrontendRendezvous::new(instance, pid, epoch_base, config.heartbeat, now)
@@ -250,6 +259,9 @@ impl FrontendEndpoint {
                     .with_taps(taps_at)
             }
             CoreAt::AwaitCore(_) => FrontendRendezvous::awaiting(epoch_base, config.heartbeat, now),
+            CoreAt::Listed(ListedPair { client_index, .. }) => {
+                FrontendRendezvous::listed(*client_index, epoch_base, config.heartbeat, now)
+            }
         };
         let driver = Driver {
             machine,

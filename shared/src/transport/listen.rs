@@ -117,8 +117,33 @@ fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
     Ok(UnixListener::from(std::os::fd::OwnedFd::from(socket)))
 }
 
+/// A port of `host` that is kept free for listeners of this user: bound, and not listening, so
+/// nobody connects to it.
+pub(super) fn reserve(host: &str) -> Result<(Socket, u16), TransportError> {
+    let bind = || {
+        let address = (host, 0).to_socket_addrs()?.next();
+        let address = address.ok_or(std::io::ErrorKind::NotFound)?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        // As a listener's: two such sockets may have one port as long as at most one listens.
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        let bound = socket.local_addr()?.as_socket().ok_or(std::io::ErrorKind::Unsupported)?;
+        Ok((socket, bound.port()))
+    };
+    bind().map_err(|cause| TransportError::Bind { address: format!("tcp://{host}:0"), cause })
+}
+
+/// The host to bind where peers reach us as `advertise`, or as the one facing `peer`.
+pub(super) fn host_for(advertise: Option<&str>, peer: &Address) -> Result<String, TransportError> {
+    match advertise {
+        Some(host) if host.contains(':') => Ok("::".to_owned()),
+        Some(_) => Ok("0.0.0.0".to_owned()),
+        None => host_facing(peer),
+    }
+}
+
 /// The host of ours that a process at `peer` can reach: the one packets to it go out from.
-pub(super) fn host_facing(peer: &Address) -> Result<String, TransportError> {
+fn host_facing(peer: &Address) -> Result<String, TransportError> {
     let Address::Tcp { host, port } = peer else { return Ok("127.0.0.1".into()) };
     let failed = |cause| TransportError::Resolve { address: peer.to_string(), cause };
     let peer = (host.as_str(), *port).to_socket_addrs().map_err(failed)?.next();

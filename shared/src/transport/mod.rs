@@ -28,7 +28,9 @@ mod core_endpoint;
 mod dialer;
 mod epoch;
 mod frontend_endpoint;
+mod handshake_desk;
 mod link;
+mod listed;
 mod listen;
 mod outbox;
 mod pair;
@@ -46,6 +48,8 @@ pub use core_endpoint::{CoreEndpoint, CoreEndpointConfig, CoreEvent};
 pub use frontend_endpoint::{
     CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender,
 };
+pub use handshake_desk::HandshakeDesk;
+pub use listed::{ListedPair, ListedPairs};
 pub use socket_dir::SocketDir;
 pub use tap::{Tap, TapEvent};
 

@@ -46,6 +46,8 @@ pub(super) enum Control {
         receiver: RouterRecvHalf,
         sender: RouterSendHalf,
     },
+    /// A supervisor has it.
+    Elsewhere,
 }
 
 impl Pair {
@@ -65,8 +67,12 @@ impl Pair {
                 let (sender, receiver) = router.split();
                 (Control::Awaiting { receiver, sender }, address)
             }
+            CoreAt::Listed(pair) => (Control::Elsewhere, &pair.input),
         };
-        let (input, output) = addresses(driver, address, epoch)?;
+        let (input, output) = match core {
+            CoreAt::Listed(pair) => (pair.input.clone(), pair.output.clone()),
+            _ => addresses(driver, address, epoch)?,
+        };
         let mut router = RouterSocket::new();
         let router_monitor = router.monitor();
         let mut pull = PullSocket::new();
@@ -112,11 +118,7 @@ fn addresses(
     if let (Address::Ipc(_), Some(dir)) = (core, &driver.socket_dir) {
         return Ok((dir.address(&format!("i{epoch:x}"))?, dir.address(&format!("o{epoch:x}"))?));
     }
-    let host = match &driver.advertise {
-        Some(host) if host.contains(':') => "::".to_owned(),
-        Some(_) => "0.0.0.0".to_owned(),
-        None => listen::host_facing(core)?,
-    };
+    let host = listen::host_for(driver.advertise.as_deref(), core)?;
     let address = Address::Tcp { host, port: 0 };
     Ok((address.clone(), address))
 }
@@ -170,6 +172,7 @@ impl Control {
                     }
                 }
             }
+            Self::Elsewhere => std::future::pending().await,
         }
     }
 

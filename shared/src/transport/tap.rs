@@ -230,7 +230,7 @@ impl Tap {
                 }
                 FrontendEvent::Down { reason } => return TapEvent::Down { reason },
                 // Messages stop meanwhile, and come after.
-                FrontendEvent::Hung { .. } | FrontendEvent::Resumed => {}
+                FrontendEvent::Waiting | FrontendEvent::Hung { .. } | FrontendEvent::Resumed => {}
             }
         }
     }

@@ -225,3 +225,20 @@ fn a_choice_with_tokens_ends_as_an_abort_when_another_finds_no_room() {
     }
     assert!(!moved.contains("finished_reason=\"error\""), "{moved}");
 }
+
+/// Where we have taken the place of a process that died, its requests still run in the core.
+#[test]
+fn what_a_process_before_ours_had_asked_for_is_aborted() {
+    let mut bench = Bench::new();
+    let ids = ["r-10000000001", "r-1-f0000000001", "0_r-f0000000001", "nobody's"];
+    let [dead, of_choice, ours, other] = ids.map(RequestId::from);
+    let outputs = [&dead, &of_choice, &ours, &other].map(|id| output(id, &[97]));
+    // Elsewhere nothing is known of whose they are.
+    assert_eq!(bench.frame(1.0, running(4, 0.1), outputs.to_vec()).abort, []);
+    bench.handler.forget_all_but(0xf);
+    let abort = bench.frame(2.0, running(4, 0.1), outputs.to_vec()).abort;
+    assert_eq!(abort, [dead.clone(), other]);
+    // It has ended by itself.
+    let ended = vec![last(&dead, &[97], FinishReason::Stop)];
+    assert_eq!(bench.frame(3.0, running(0, 0.0), ended).abort, []);
+}

@@ -3,7 +3,7 @@ use super::*;
 /// Lines: `open`, `opened`, `welcome EPOCH`, `refused VERSION`, `engine INDEX` (its ready response),
 /// `pong EPOCH PROGRESS busy|idle`, `beats N [PROGRESS busy|idle]` (one tick a second, each answered
 /// if so told), `tick`, `gone EPOCH`, `lost control|input|output`, `leave`, `left EPOCH`, `garbage`,
-/// `hello|loaded INDEX`, `ack N`, `ignored`.
+/// `hello|loaded INDEX`, `connected INDEX [KNOWN]`, `ack N`, `ignored`.
 fn check(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     let heartbeat = HeartbeatConfig::default();
@@ -13,6 +13,12 @@ fn check(script: &str) -> String {
 fn check_awaiting(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     run(script, &clock, FrontendRendezvous::awaiting(100, HeartbeatConfig::default(), clock.now()))
+}
+
+fn check_listed(script: &str) -> String {
+    let clock = ManualClock::at(1_000_000_000);
+    let heartbeat = HeartbeatConfig::default();
+    run(script, &clock, FrontendRendezvous::listed(4, 100, heartbeat, clock.now()))
 }
 
 fn run(script: &str, clock: &ManualClock, mut frontend: FrontendRendezvous) -> String {
@@ -36,8 +42,15 @@ fn run(script: &str, clock: &ManualClock, mut frontend: FrontendRendezvous) -> S
                 control(ControlMessage::Refused { version, reason: "so it says".into() })
             }
             "engine" => FrontendInput::Ready {
-                ready: Bytes::from_static(b"ready"),
+                ready: match words.0.get(2) {
+                    Some(ready) => Bytes::copy_from_slice(ready.as_bytes()),
+                    None => Bytes::from_static(b"ready"),
+                },
                 engine_index: words.number(1) as u32,
+            },
+            "connected" => FrontendInput::Connected {
+                engine_index: words.number(1) as u32,
+                known: words.0.get(2).map(|known| Bytes::copy_from_slice(known.as_bytes())),
             },
             "pong" => pong(words.number(1), words.number(2), words.word(3)),
             "gone" => {
@@ -553,5 +566,71 @@ fn a_core_that_dials_is_up_after_hello_ready_response_and_ready() {
     > opened
     > leave
         Close
+    "#);
+}
+
+/// The first core speaks; the process that comes after ours is told nothing, and takes the core for
+/// the one that was there before.
+#[test]
+fn a_listed_pair_is_up_with_the_ready_response_or_with_the_one_that_is_known() {
+    insta::assert_snapshot!(check_listed(
+        "
+        open
+        opened
+        connected 0
+        beats 5
+        engine 0 first
+        engine 0 first
+        ack 10
+        lost output
+        open
+        opened
+        connected 0 second
+        beats 1
+        engine 0 third
+        open
+        opened
+        connected 0
+        beats 2
+        hello 0
+        ignored
+        "
+    ), @r#"
+    > open
+        Some((101, 0ns))
+    > opened
+        Waiting
+    > connected 0
+    > beats 5
+        0 pings
+    > engine 0 first
+        Up { ready: b"first", client_index: 4, epoch: 101, engine_index: 0 }
+    > engine 0 first
+    > ack 10
+    > lost output
+        Down { reason: "the core is gone" }
+        Close
+    > open
+        Some((102, 20ms))
+    > opened
+        Waiting
+    > connected 0 second
+    > beats 1
+        0 pings
+        Up { ready: b"second", client_index: 4, epoch: 102, engine_index: 0 }
+    > engine 0 third
+        Down { reason: "another core has come" }
+        Close
+    > open
+        Some((103, 20ms))
+    > opened
+        Waiting
+    > connected 0
+    > beats 2
+        0 pings
+        Up { ready: b"third", client_index: 4, epoch: 103, engine_index: 0 }
+    > hello 0
+    > ignored
+        2
     "#);
 }

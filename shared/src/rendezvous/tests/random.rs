@@ -197,7 +197,9 @@ proptest! {
                         prop_assert!(!up, "closed without a Down");
                         open = false;
                     }
-                    FrontendAction::Send(_) | FrontendAction::SendInit { .. } => {}
+                    FrontendAction::Send(_)
+                    | FrontendAction::SendInit { .. }
+                    | FrontendAction::Waiting => {}
                 }
             }
         }

@@ -141,6 +141,84 @@ async fn a_vllm_frontend_with_two_clients_is_served_as_it_expects() {
     foreign.hello().await;
 }
 
+/// A frontend that has one of `pairs`, as a process that was just started.
+async fn listed(pairs: &ListedPairs, index: usize) -> (FrontendEndpoint, FrontendSender) {
+    let pair = pairs.iter().nth(index).unwrap().clone();
+    let config = FrontendEndpointConfig::new(CoreAt::Listed(pair));
+    let (mut frontend, sender) = FrontendEndpoint::start(config).await.unwrap();
+    assert_eq!(next(&mut frontend).await, FrontendEvent::Waiting);
+    (frontend, sender)
+}
+
+async fn check_listed_pairs(dir: &SocketDir, address: &Address) {
+    let pairs = ListedPairs::choose(2, address, dir, None).unwrap();
+    let desk = HandshakeDesk::bind(address, &pairs).await.unwrap();
+    let mut core = dialing(desk.address()).await;
+    let (mut first, _sender) = listed(&pairs, 0).await;
+    let (mut second, sender) = listed(&pairs, 1).await;
+    let early = tokio::time::timeout(Duration::from_millis(300), core.events.recv()).await;
+    assert!(early.is_err(), "let in before its time: {early:?}");
+    desk.let_in(true);
+    assert_eq!(up(&mut first).await.0, 0);
+    let (index, epoch) = up(&mut second).await;
+    assert_eq!(index, 1);
+    let clients = [core.joined().await, core.joined().await];
+    desk.let_in(false);
+    sender.try_send(frames("ADD x")).unwrap();
+    let CoreEvent::Message { client, .. } = core.next().await else { panic!() };
+    assert!(clients.contains(&client));
+
+    // Another process takes the place of the second; the first notices nothing.
+    drop(second);
+    let reason = LeaveReason::Disconnected;
+    assert_eq!(core.next().await, CoreEvent::Left { client, reason });
+    let (mut second, sender) = listed(&pairs, 1).await;
+    let (index, next_epoch) = up(&mut second).await;
+    assert!(index == 1 && next_epoch != epoch);
+    let client = core.joined().await;
+    assert!(!clients.contains(&client));
+    sender.try_send(frames("ADD y")).unwrap();
+    assert_eq!(core.next().await, CoreEvent::Message { client, frames: frames("ADD y") });
+    core.send(client, "z").await.unwrap();
+    assert_eq!(message(&mut second).await, "z");
+
+    // Another core takes the place of the first, once it is let in.
+    drop(core.endpoint().await);
+    for frontend in [&mut first, &mut second] {
+        assert!(matches!(next(frontend).await, FrontendEvent::Down { .. }));
+        assert_eq!(next(frontend).await, FrontendEvent::Waiting);
+    }
+    let mut core = dialing(desk.address()).await;
+    desk.let_in(true);
+    for frontend in [&mut first, &mut second] {
+        up(frontend).await;
+        core.joined().await;
+    }
+}
+
+#[tokio::test]
+async fn listed_pairs_belong_to_places_over_ipc() {
+    let (dir, address) = ipc();
+    check_listed_pairs(&dir, &address).await;
+}
+
+#[tokio::test]
+async fn listed_pairs_belong_to_places_over_tcp() {
+    let (dir, _) = ipc();
+    check_listed_pairs(&dir, &tcp()).await;
+}
+
+#[tokio::test]
+async fn an_advertised_host_is_told_to_cores_and_not_bound() {
+    let (dir, _) = ipc();
+    let pairs = ListedPairs::choose(1, &tcp(), &dir, Some("pawl.example")).unwrap();
+    let (input, output) = pairs.as_told().next().unwrap();
+    assert!(input.starts_with("tcp://pawl.example:") && output.starts_with("tcp://pawl.example:"));
+    assert!(input != output && !input.ends_with(":0"), "{input} {output}");
+    let bound = pairs.iter().next().unwrap().input.to_string();
+    assert_eq!(bound, input.replace("pawl.example", "0.0.0.0"));
+}
+
 #[tokio::test]
 async fn a_core_that_stops_tells_vllm_frontends_alone() {
     let (dir, address) = ipc();
