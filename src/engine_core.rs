@@ -132,8 +132,8 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
                 SchedulingPolicy::Priority => Policy::Priority,
             },
             watermark: flags.watermark,
-            max_step: Some(Duration::from_millis(flags.max_step_ms))
-                .filter(|limit| !limit.is_zero()),
+            max_step: milliseconds(flags.max_step_ms),
+            max_shared_step: milliseconds(flags.max_shared_step_ms),
             max_queued: args.shared.max_num_queued_reqs,
             ..SchedulerConfig::default()
         },
@@ -176,6 +176,11 @@ fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {
         max_model_len,
         isa: flags.cpu_isa.clone(),
     }
+}
+
+/// 0 is none.
+fn milliseconds(value: u64) -> Option<Duration> {
+    Some(Duration::from_millis(value)).filter(|time| !time.is_zero())
 }
 
 fn narrow(flag: &str, count: Count) -> anyhow::Result<u32> {

@@ -153,6 +153,16 @@ pub struct CoreFlags {
         help_heading = "Scheduler"
     )]
     pub max_step_ms: u64,
+    /// The same while other requests are there, so that streams go on beside long prompts: about
+    /// this long, or twice what the tokens of the running requests take; 0 leaves --max-step-ms
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 50,
+        env = "PAWL_MAX_SHARED_STEP_MS",
+        help_heading = "Scheduler"
+    )]
+    pub max_shared_step_ms: u64,
     /// Most prompt tokens of one request in a step while others run [default: no such cap]
     #[arg(
         long,

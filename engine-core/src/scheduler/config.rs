@@ -35,6 +35,10 @@ pub struct SchedulerConfig {
     pub reserve_full_isl: bool,
     /// How long a step should take at most, by the speed measured so far. `None`: no limit.
     pub max_step: Option<Duration>,
+    /// The same for a step while more than one request is there: a stream waits for no longer for
+    /// its next token, however long the prompts beside it; nor does a short prompt behind a long
+    /// one for its turn.
+    pub max_shared_step: Option<Duration>,
     /// Requests that may wait. One more is refused, to be sent again later.
     pub max_queued: u32,
 }
@@ -51,6 +55,7 @@ impl Default for SchedulerConfig {
             watermark: 0.0,
             reserve_full_isl: true,
             max_step: Some(Duration::from_millis(500)),
+            max_shared_step: Some(Duration::from_millis(50)),
             max_queued: 65_536,
         }
     }

@@ -50,11 +50,13 @@ impl Scheduler {
     /// Tokens of the next step: as many as are allowed, and as fit into the time allowed.
     fn token_budget(&self) -> u32 {
         let most = self.config.max_num_batched_tokens;
-        match self.config.max_step {
+        let (lone, shared) = (self.config.max_step, self.config.max_shared_step);
+        let time = if self.requests.len() > 1 { shared.or(lone) } else { lone };
+        match time {
             // A prompt that may not be cut cannot be fitted to a time either.
             Some(time) if self.config.chunked_prefill => {
-                let least = self.running.len() as u32 + CHUNK_MIN;
-                self.speed.tokens_within(time).max(least).min(most)
+                let running = self.running.len() as u32;
+                self.speed.tokens_within(time, running).max(running + CHUNK_MIN).min(most)
             }
             _ => most,
         }

@@ -38,12 +38,13 @@ impl StepSpeed {
         }
     }
 
-    /// Tokens of a step that takes `limit`.
-    pub fn tokens_within(&self, limit: Duration) -> u32 {
+    /// Tokens of a step that takes `limit`, where `others` of them are wanted whatever they take.
+    pub fn tokens_within(&self, limit: Duration, others: u32) -> u32 {
         let Some(each) = self.each else { return CHUNK_FIRST };
-        // Where a step of one token already takes most of the limit, tiny chunks would only pay
-        // that price more often: then a chunk may cost as much again.
-        let time = limit.as_secs_f64().max(2.0 * self.fixed);
+        // Where what must run already takes most of the limit, tiny chunks would only pay that
+        // price more often: then a chunk may cost as much again.
+        let unavoidable = self.fixed + each * f64::from(others);
+        let time = limit.as_secs_f64().max(2.0 * unavoidable);
         // Believed up to twice of what the last step alone promises. Casts to an integer saturate:
         // where tokens take no time there is no limit on them.
         ((time - self.fixed) / each).min(2.0 * time / self.last) as u32
@@ -64,7 +65,7 @@ mod tests {
                 speed.record(1, took(1));
                 return "|".to_owned();
             }
-            let tokens = speed.tokens_within(Duration::from_millis(500)).clamp(CHUNK_MIN, 2048);
+            let tokens = speed.tokens_within(Duration::from_millis(500), 0).clamp(CHUNK_MIN, 2048);
             speed.record(tokens, took(tokens));
             tokens.to_string()
         };
@@ -89,9 +90,9 @@ mod tests {
         let mut speed = StepSpeed::default();
         speed.record(1, Duration::from_millis(20));
         speed.record(200, Duration::from_millis(420));
-        let before = speed.tokens_within(Duration::from_millis(500));
+        let before = speed.tokens_within(Duration::from_millis(500), 1);
         speed.record(1, Duration::from_secs(10));
-        let after = speed.tokens_within(Duration::from_millis(500));
+        let after = speed.tokens_within(Duration::from_millis(500), 1);
         assert_eq!((before, after), (240, 238));
     }
 }

@@ -84,6 +84,7 @@ fn a_lone_long_prefill_is_seen_before_its_first_token() {
     let mut long = config(2);
     long.scheduler.max_num_batched_tokens = 128;
     long.scheduler.max_step = None;
+    long.scheduler.max_shared_step = None;
     let mut harness = Harness::new(long, 2);
     harness.fill();
     harness.told();

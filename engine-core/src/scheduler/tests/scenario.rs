@@ -65,7 +65,10 @@ impl Scenario {
             block_size: number(&words, "block", 4),
             prefix_caching: number(&words, "caching", true),
         };
-        let step: u64 = number(&words, "max_step_ms", 0);
+        let time = |name| {
+            let ms: u64 = number(&words, name, 0);
+            (ms > 0).then_some(Duration::from_millis(ms))
+        };
         let config = SchedulerConfig {
             max_num_seqs: number(&words, "seqs", 8),
             max_num_batched_tokens: number(&words, "budget", 64),
@@ -78,7 +81,8 @@ impl Scenario {
             },
             watermark: number(&words, "watermark", 0.0),
             reserve_full_isl: number(&words, "reserve", true),
-            max_step: (step > 0).then_some(Duration::from_millis(step)),
+            max_step: time("max_step_ms"),
+            max_shared_step: time("max_shared_step_ms"),
             max_queued: number(&words, "queue", 100),
         };
         let mut this = Self { world: World::new(config, cache, depth), trace: String::new() };

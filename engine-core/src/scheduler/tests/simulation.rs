@@ -79,6 +79,7 @@ fn simulate(seed: u64) {
         watermark: if random.chance(30) { 0.2 } else { 0.0 },
         reserve_full_isl: random.chance(70),
         max_step: random.chance(30).then_some(Duration::from_millis(50)),
+        max_shared_step: random.chance(30).then_some(Duration::from_millis(20)),
         max_queued: 10,
     };
     let depth = random.pick(1, 3) as usize;
