@@ -17,6 +17,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use api_flags::{ApiFlags, RequestTiming};
 pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
+#[cfg(test)]
+pub use environment::unknown_variables;
 pub use file::{remove_flag_variables, write_config};
 pub use frontend_flags::FrontendFlags;
 #[cfg(test)]
@@ -164,6 +166,12 @@ fn flag_of_a_core_elsewhere(matches: &clap::ArgMatches) -> Option<String> {
     let mut flags = flags.get_arguments().filter(|arg| arg.get_id() != "scheduling_policy");
     let found = flags.find(|arg| typed(arg.get_id().as_str()))?;
     found.get_long().map(str::to_owned)
+}
+
+/// What a whole command line means.
+#[cfg(test)]
+pub fn parse_words(words: &[String]) -> Result<Cli, String> {
+    parse_from(words.iter().map(Into::into).collect()).map_err(|error| error.to_string())
 }
 
 /// Whether the words are a command and flags that exist, whatever else is missing of it.

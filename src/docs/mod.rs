@@ -2,6 +2,7 @@
 //! page, and what is on the page is in the code. With `UPDATE_DOCS` set in the environment, these
 //! tests write the generated pages instead of comparing them.
 
+mod deploy;
 mod flags;
 mod frames;
 mod pages;

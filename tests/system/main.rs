@@ -8,6 +8,7 @@ mod awaiting;
 mod batch;
 mod bench;
 mod counting;
+mod deploying;
 mod doctor;
 mod exposition;
 mod fleet;
