@@ -65,7 +65,7 @@ pub fn run(args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
     };
     let mut runner = load(args, bench)?;
     let bytes = runner.bytes_of_decode(bench.batch, bench.context + bench.decode_steps / 2);
-    let mut machine = Machine::new(runner.threads())?;
+    let mut machine = Machine::new(runner.threads(), usize::try_from(bytes)?)?;
     let before = machine.measure();
     let figures = step(&mut runner, bench)?;
     let result = Result {

@@ -16,7 +16,7 @@ use crate::device::DeviceError;
 /// speed means little without these, taken beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MachineFigures {
-    /// Bytes that the threads together read from memory in a second, in long streams.
+    /// Bytes that the threads together read in a second, in long streams.
     pub read_bytes_per_s: f64,
     /// Time in which the threads meet, as they do after each operation.
     pub meeting: Duration,
@@ -33,24 +33,23 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Far more than the caches hold, so that it is memory that answers.
-    const BYTES: usize = 256 << 20;
     /// Meetings in one pass.
     const MEETINGS: u32 = 10_000;
 
-    /// For `threads` threads.
+    /// For `threads` threads that read the same `bytes` bytes over and over, as steps do with a
+    /// model's: where a part of so many stays in the last cache, it does so for both.
     ///
     /// # Errors
     /// The system's, if it gives no thread or no memory.
-    pub fn new(threads: usize) -> Result<Self, DeviceError> {
+    pub fn new(threads: usize, bytes: usize) -> Result<Self, DeviceError> {
         let threads = threads.max(1);
         let mut pool = Pool::new(threads).map_err(|cause| DeviceError::Memory {
             what: "a thread",
             bytes: 0,
             cause,
         })?;
-        let arena = Arena::new("a measurement", Self::BYTES)?;
-        let words: Buffer<u64> = arena.buffer(0, Self::BYTES / size_of::<u64>());
+        let arena = Arena::new("a measurement", bytes)?;
+        let words: Buffer<u64> = arena.buffer(0, bytes / size_of::<u64>());
         // Untouched memory is one page of zeros. Each thread is the first to touch its own part, as
         // with weights.
         each_share(&mut pool, words.len(), |first, count| {
@@ -181,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_machine_reads_memory_and_its_threads_meet() {
-        let figures = Machine::new(2).unwrap().measure();
+        let figures = Machine::new(2, 1 << 20).unwrap().measure();
         // Far below and far above any machine: the sizes are right, and the work was done.
         assert!((1e8..1e13).contains(&figures.read_bytes_per_s), "{figures:?}");
         assert!(figures.meeting > Duration::ZERO, "{figures:?}");
