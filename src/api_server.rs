@@ -166,6 +166,10 @@ pub fn api_settings(
         )?,
         None => BTreeMap::new(),
     };
+    if let Some(path) = &flags.chat_template {
+        let file = std::fs::File::open(path);
+        file.with_context(|| format!("--chat-template {}", path.display()))?;
+    }
     Ok(FrontendConfig {
         served_model_names: shared.served_model_name.clone(),
         chat_template: flags.chat_template.clone(),

@@ -7,6 +7,7 @@
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
@@ -63,6 +64,26 @@ fn civil_date(days: i64) -> (i64, u32, u32) {
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month as u32, day as u32)
+}
+
+/// Whether `text` is a log level, or a filter as `RUST_LOG` takes them. There a single word that is
+/// no level names a target, so that a mistyped level would silence everything else.
+///
+/// # Errors
+/// What to write instead.
+pub fn check_filter(text: &str) -> Result<(), String> {
+    const LEVELS: &str = "off, error, warn, info, debug or trace";
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    for part in text.split(',') {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        if !is_level(level.trim()) || level.trim().is_empty() {
+            return Err(format!(
+                "{part:?} names no level; write {LEVELS}, or a filter such as \
+                 info,pawl::request=warn"
+            ));
+        }
+    }
+    EnvFilter::try_new(text).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Starts logging for this process. `filter` is what `RUST_LOG` falls back to.

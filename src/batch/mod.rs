@@ -85,8 +85,8 @@ pub fn run(mut args: BatchArgs, log: &LogFlags) -> anyhow::Result<ExitCode> {
     args.core.fold_negations();
     let output = open_output(&args)?;
     let model = match args.core.runner {
-        RunnerKind::Mock => None,
-        RunnerKind::Model => Some(crate::model::resolve_model(args.model.as_deref())?),
+        RunnerKind::Mock if args.model.is_none() => None,
+        _ => Some(crate::model::resolve_model(args.model.as_deref())?),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(answer_file(&args, model, output, log));

@@ -146,7 +146,8 @@ impl Output {
             self.writer.write_all(line.as_bytes()).await?;
             self.writer.flush().await
         };
-        written.await.context("while writing answers")
+        // As text: to main a broken pipe of some other output is no failure to tell of.
+        written.await.map_err(|error| anyhow::anyhow!("while writing answers: {error}"))
     }
 
     /// Every line is answered: the file gets its name.

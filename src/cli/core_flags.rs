@@ -70,8 +70,9 @@ pub struct CoreFlags {
     /// Device the model runs on
     #[arg(long, value_enum, default_value_t, env = "PAWL_DEVICE", help_heading = "Model")]
     pub device: DeviceKind,
-    /// Longest sequence, prompt and output together [default: the model's]
-    #[arg(long, value_name = "TOKENS", env = "PAWL_MAX_MODEL_LEN", help_heading = "Model")]
+    /// Longest sequence, prompt and output together; auto or -1 is the model's own [default: auto]
+    #[arg(long, value_name = "TOKENS", env = "PAWL_MAX_MODEL_LEN", help_heading = "Model",
+          value_parser = model_len)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<Count>,
     /// Seed for requests that bring none [default: drawn at start]
@@ -207,7 +208,8 @@ pub struct CoreFlags {
         value_name = "SHARE",
         default_value_t = 0.0,
         env = "PAWL_WATERMARK",
-        help_heading = "Scheduler"
+        help_heading = "Scheduler",
+        value_parser = share
     )]
     pub watermark: f64,
 
@@ -244,9 +246,29 @@ pub struct CoreFlags {
     pub mock_fail_at: Option<u64>,
 }
 
+/// `--max-model-len auto`, as vLLM takes it.
+const MODELS_OWN: Count = Count(0);
+
+fn model_len(text: &str) -> Result<Count, String> {
+    match text {
+        "auto" | "-1" => Ok(MODELS_OWN),
+        _ => match text.parse::<Count>() {
+            Ok(MODELS_OWN) => Err("write at least 2 tokens, or auto for the model's own".into()),
+            parsed => parsed,
+        },
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..1.0).contains(value));
+    value.ok_or_else(|| "write a number from 0 to below 1".into())
+}
+
 impl CoreFlags {
-    /// Folds each `--no-x` into its `x`, so that there is one place to read it from.
+    /// Folds each `--no-x` into its `x`, so that there is one place to read it from, and a length
+    /// that is the model's own into none.
     pub fn fold_negations(&mut self) {
+        self.max_model_len = self.max_model_len.filter(|len| *len != MODELS_OWN);
         for (value, negated) in [
             (&mut self.enable_prefix_caching, &mut self.no_enable_prefix_caching),
             (&mut self.enable_chunked_prefill, &mut self.no_enable_chunked_prefill),

@@ -10,19 +10,26 @@ use serde::Serialize;
 /// Keys that cannot come from a file: they say where the file is, or are no settings.
 const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
 
-/// `command` with the values of the file named by `--config` (or `PAWL_CONFIG`) as defaults.
+/// `command` with the values of the file named by `--config` (or `PAWL_CONFIG`) as defaults, and
+/// what is to be said of keys that have no effect.
 ///
 /// # Errors
 /// When the file cannot be read, or holds a key that the chosen subcommand does not know.
-pub fn with_file_defaults(command: Command, args: &[OsString]) -> Result<Command, clap::Error> {
-    let Some(path) = config_path(args) else { return Ok(command) };
+pub fn with_file_defaults(
+    command: Command,
+    args: &[OsString],
+) -> Result<(Command, Vec<String>), clap::Error> {
+    let mut warnings = Vec::new();
+    let Some(path) = config_path(args) else { return Ok((command, warnings)) };
     let mut for_errors = command.clone();
     let mut fail = move |text: String| for_errors.error(ErrorKind::ValueValidation, text);
     let text = std::fs::read_to_string(&path)
         .map_err(|e| fail(format!("--config {}: {e}", path.display())))?;
+    let yaml = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+    let hint = if yaml { "this is read as TOML, not as YAML: write key = value\n" } else { "" };
     let table: toml::Table =
-        text.parse().map_err(|e| fail(format!("--config {}: {e}", path.display())))?;
-    let Some(name) = chosen_subcommand(&command, args) else { return Ok(command) };
+        text.parse().map_err(|e| fail(format!("--config {}: {hint}{e}", path.display())))?;
+    let Some(name) = chosen_subcommand(&command, args) else { return Ok((command, warnings)) };
     let mut command = command;
     for (key, value) in table {
         let id = key.replace('-', "_");
@@ -34,8 +41,12 @@ pub fn with_file_defaults(command: Command, args: &[OsString]) -> Result<Command
             .filter(|_| !NOT_IN_A_FILE.contains(&id.as_str()) && !id.starts_with("no_"));
         let Some(owner) = owner else {
             let flag = id.replace('_', "-");
-            let hint = match (flag.strip_prefix("no-"), super::refused::way_out(&flag)) {
-                (_, Some(way_out)) => format!(" of vLLM's: {way_out}"),
+            let hint = match (flag.strip_prefix("no-"), super::refused::in_a_file(&flag, &values)) {
+                (_, Some(Ok(warning))) => {
+                    warnings.push(warning);
+                    continue;
+                }
+                (_, Some(Err(way_out))) => format!(" of vLLM's: {way_out}"),
                 (Some(positive), None) => format!("; write {positive} = false"),
                 (None, None) => String::new(),
             };
@@ -43,7 +54,7 @@ pub fn with_file_defaults(command: Command, args: &[OsString]) -> Result<Command
         };
         command = set_default(command, owner, &id, values);
     }
-    Ok(command)
+    Ok((command, warnings))
 }
 
 /// The path after `--config`, if it was typed or is in the environment.

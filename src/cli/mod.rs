@@ -13,7 +13,7 @@ mod refused;
 mod shared_flags;
 mod units;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use api_flags::{ApiFlags, RequestTiming};
 pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
@@ -51,8 +51,13 @@ pub struct LogFlags {
     #[arg(long, global = true, value_enum, default_value = "text", env = "PAWL_LOG_FORMAT")]
     pub log_format: LogFormatFlag,
     /// Log level, or a filter as in RUST_LOG (which wins)
-    #[arg(long, global = true, default_value = "info", env = "PAWL_LOG_LEVEL")]
+    #[arg(long, global = true, default_value = "info", env = "PAWL_LOG_LEVEL",
+          value_parser = log_filter)]
     pub log_level: String,
+}
+
+fn log_filter(text: &str) -> Result<String, String> {
+    pawl_shared::telemetry::check_filter(text).map(|()| text.to_owned())
 }
 
 /// `--log-format`
@@ -92,11 +97,26 @@ pub enum Command {
 }
 
 impl Cli {
-    fn asks_for_no_key(&self) -> bool {
-        match &self.command {
-            Command::Serve(args) => args.frontend.api_key.is_empty(),
-            Command::ApiServer(args) => args.frontend.api_key.is_empty(),
-            _ => false,
+    fn api_keys(&mut self) -> Option<&mut Vec<String>> {
+        match &mut self.command {
+            Command::Serve(args) => Some(&mut args.frontend.api_key),
+            Command::ApiServer(args) => Some(&mut args.frontend.api_key),
+            _ => None,
+        }
+    }
+
+    fn asks_for_no_key(&mut self) -> bool {
+        self.api_keys().is_some_and(|keys| keys.is_empty())
+    }
+
+    /// An empty key is none, as for vLLM: a variable is set to nothing by many a compose file.
+    fn drop_empty_keys(&mut self) {
+        let Some(keys) = self.api_keys() else { return };
+        let before = keys.len();
+        keys.retain(|key| !key.is_empty());
+        if keys.len() < before {
+            let rest = if keys.is_empty() { ": no request needs a key" } else { "" };
+            self.warnings.push(format!("an empty --api-key is no key{rest}"));
         }
     }
 
@@ -139,9 +159,10 @@ pub fn parse() -> Result<Cli, clap::Error> {
 }
 
 fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
-    let command = Cli::command();
-    let refused::Sifted { args, warnings } = refused::sift(&command, args)?;
-    let command = file::with_file_defaults(command, &args)?;
+    let command = like_argparse(Cli::command());
+    let refused::Sifted { args, mut warnings } = refused::sift(&command, args)?;
+    let (command, of_file) = file::with_file_defaults(command, &args)?;
+    warnings.extend(of_file);
     let mut for_errors = command.clone();
     let matches = command.try_get_matches_from(args)?;
     if let Some(flag) = flag_of_a_core_elsewhere(&matches) {
@@ -151,7 +172,21 @@ fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
         );
         return Err(for_errors.error(clap::error::ErrorKind::ArgumentConflict, text));
     }
-    Ok(Cli { warnings, ..Cli::from_arg_matches(&matches)? })
+    let mut cli = Cli { warnings, ..Cli::from_arg_matches(&matches)? };
+    cli.drop_empty_keys();
+    Ok(cli)
+}
+
+/// As start scripts made for vLLM expect: of a flag that is typed twice the last counts, and `-1` is a
+/// value, if a wrong one.
+fn like_argparse(command: clap::Command) -> clap::Command {
+    let has_value = |arg: &clap::Arg| {
+        !arg.is_positional() && matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
+    };
+    command
+        .args_override_self(true)
+        .mut_args(|arg| if has_value(&arg) { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(like_argparse)
 }
 
 /// A flag that was typed for the core of a `serve` that starts none.

@@ -235,12 +235,13 @@ pub struct Sifted {
 /// effect, and refuses what is only vLLM's.
 ///
 /// # Errors
-/// The first flag that is refused, with the way out.
+/// The flags that are refused, each with the way out.
 pub fn sift(command: &Command, args: Vec<OsString>) -> Result<Sifted, Error> {
     let subcommand = super::file::chosen_subcommand(command, &args);
     let serving = subcommand.as_deref().filter(|name| SERVING.contains(name));
     let mut sifted = Sifted { args: Vec::new(), warnings: Vec::new() };
     let mut rest = args.into_iter().peekable();
+    let mut refused = String::new();
     // The program's own name.
     sifted.args.extend(rest.next());
     while let Some(arg) = rest.next() {
@@ -282,13 +283,16 @@ pub fn sift(command: &Command, args: Vec<OsString>) -> Result<Sifted, Error> {
             Only(values) if take_value().is_some_and(|v| values.contains(&&*v)) => continue,
             Refused | Only(_) => {
                 let name_of = serving.unwrap_or_default();
-                let text = format!("`pawl {name_of}` does not have vLLM's {known}: {way_out}\n");
-                return Err(Error::raw(ErrorKind::UnknownArgument, text));
+                refused += &format!("`pawl {name_of}` does not have vLLM's {known}: {way_out}\n");
+                continue;
             }
             Switch => {}
             AnyValue => drop(take_value()),
         }
         sifted.warnings.push(format!("{known} has no effect: {way_out}"));
+    }
+    if !refused.is_empty() {
+        return Err(Error::raw(ErrorKind::UnknownArgument, refused));
     }
     Ok(sifted)
 }
@@ -317,7 +321,14 @@ fn find(name: &str) -> Option<(String, Answer, &'static str)> {
     Some((base.to_owned(), Switch, way_out))
 }
 
-/// What to do without vLLM's flag `--name`, if it is one.
-pub fn way_out(name: &str) -> Option<&'static str> {
-    find(&format!("--{name}")).map(|(_, _, way_out)| way_out)
+/// What becomes of vLLM's flag `--name` with these values in a file, if it is one: why it has no
+/// effect, or (as an error) the way out.
+pub fn in_a_file(name: &str, values: &[String]) -> Option<Result<String, &'static str>> {
+    let (known, answer, way_out) = find(&format!("--{name}"))?;
+    let no_effect = match answer {
+        Refused => false,
+        Only(allowed) => values.iter().all(|value| allowed.contains(&&**value)),
+        Switch | AnyValue => true,
+    };
+    Some(if no_effect { Ok(format!("{known} has no effect: {way_out}")) } else { Err(way_out) })
 }

@@ -115,8 +115,42 @@ fn what_a_start_script_of_vllm_says_is_taken_left_out_or_refused_by_name() {
         "--model m",
         "-- --dtype",
         "--max-num-sequences 2",
+        "--port 1 --port 2",
+        "--api-key= --port 1",
+        "--max-model-len auto",
+        "--max-model-len -1",
+        "--max-model-len 0",
+        "--seed -1",
+        "--served-model-name=",
+        "--max-num-queued-reqs 0",
+        "--watermark 1",
+        "--log-level chatty",
+        "--log-level info,pawl::request=warn",
+        "--log-level info,,=",
     ];
     insta::assert_snapshot!(told.map(sifted).join("\n"));
+    let error = parse(&["serve", "-tp", "2", "--dtype", "bfloat16"]).unwrap_err();
+    assert!(error.contains("-tp") && error.contains("--dtype"), "all that is refused: {error}");
+}
+
+#[test]
+fn what_is_typed_last_or_empty() {
+    assert_eq!(serve(&["--port", "1", "--port", "2"]).frontend.port, 2);
+    let keys = serve(&["--api-key", "", "--api-key", "k"]).frontend.api_key;
+    assert_eq!(keys, ["k"]);
+    assert_eq!(serve(&["--max-model-len", "auto"]).core.max_model_len, None);
+    assert_eq!(serve(&["--max-model-len=-1"]).core.max_model_len, None);
+}
+
+#[test]
+fn a_file_may_say_what_has_no_effect() {
+    let file = config_file("tensor-parallel-size = 1\nenforce-eager = true\nport = 7");
+    let cli = parse(&["serve", "--config", &file.path().display().to_string()]).unwrap();
+    assert_eq!(cli.warnings.len(), 2, "{:?}", cli.warnings);
+    let yaml = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(yaml.path(), "port: 7\n").unwrap();
+    let error = parse(&["serve", "--config", &yaml.path().display().to_string()]).unwrap_err();
+    assert!(error.contains("not as YAML"), "{error}");
 }
 
 #[test]

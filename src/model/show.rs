@@ -15,7 +15,12 @@ pub(super) fn describe(path: &Path, every_tensor: bool) -> Result<String> {
     writeln!(out, "size            {} bytes, GGUF version {}", file.len(), file.version())?;
     // A file whose tokenizer is unknown can still be looked at.
     match ModelCard::from_gguf(&file) {
-        Ok(card) => describe_card(&card, &mut out)?,
+        Ok(card) => {
+            describe_card(&card, &mut out)?;
+            if let Err(error) = check_runs(&file) {
+                writeln!(out, "cannot serve    {error}")?;
+            }
+        }
         Err(error) => writeln!(out, "cannot serve    {error}")?,
     }
     let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
@@ -38,6 +43,12 @@ pub(super) fn describe(path: &Path, every_tensor: bool) -> Result<String> {
         }
     }
     Ok(out)
+}
+
+/// Whether the engine can run it: its architecture, its tensors and their encodings.
+fn check_runs(file: &GgufFile) -> Result<()> {
+    let plan = pawl_engine_core::model::plan(file)?;
+    Ok(pawl_engine_core::device::cpu::check_weights(&plan.weights)?)
 }
 
 fn describe_card(card: &ModelCard, out: &mut String) -> std::fmt::Result {

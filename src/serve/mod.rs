@@ -78,8 +78,11 @@ pub struct ServeArgs {
 /// When a child cannot be started, or dies too often.
 pub fn run(mut args: ServeArgs, log: &LogFlags) -> anyhow::Result<ExitCode> {
     args.core.fold_negations();
+    // What can be seen to be wrong is not left to the children, who would say it one by one.
+    crate::api_server::api_settings(&args.frontend.api, &args.shared, args.core.scheduling_policy)?;
     let model = match args.core.runner {
-        RunnerKind::Mock if args.await_core.is_none() => None,
+        // A mock needs none, but speaks with the tokenizer of one that is named.
+        RunnerKind::Mock if args.await_core.is_none() && args.model.is_none() => None,
         _ => Some(crate::model::resolve_model(args.model.as_deref())?),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

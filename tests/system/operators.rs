@@ -110,7 +110,7 @@ fn what_makes_no_sense_is_refused_and_clients_cannot_ask_at_all() {
         ("/sleep?mode=nap", 400, "mode: must be abort, wait or keep"),
         ("/pause?clear_cache=maybe", 400, "clear_cache: must be true or false"),
         ("/pause?cheese=1", 400, "cheese: is not known here"),
-        ("/wake_up?tags=soul", 501, "weights, kv_cache and scheduling"),
+        ("/wake_up?tags=soul", 400, "weights, kv_cache, scheduling"),
         ("/start_profile", 501, "no profiler"),
         ("/stop_profile", 501, "no profiler"),
     ] {

@@ -83,11 +83,21 @@ pub async fn sleep(State(app): State<Arc<App>>, Query(query): Pairs) -> Answer {
     Ok(Json(json!({ "status": "asleep" })))
 }
 
+/// Parts of an engine that can be woken.
+const WAKE_TAGS: [&str; 3] = ["weights", "kv_cache", "scheduling"];
+
 /// `POST /wake_up`: whether all of it is awake now.
 pub async fn wake_up(State(app): State<Arc<App>>, Query(query): Pairs) -> Answer {
     let mut asked = Asked(query);
-    let tags: Vec<_> = std::iter::from_fn(|| asked.take("tags")).map(Value::Text).collect();
+    let tags: Vec<_> = std::iter::from_fn(|| asked.take("tags")).collect();
     asked.end()?;
+    if let Some(tag) = tags.iter().find(|tag| !WAKE_TAGS.contains(&&***tag)) {
+        return Err(ApiError::invalid(
+            "tags",
+            format!("must be of {}, got {tag:?}", WAKE_TAGS.join(", ")),
+        ));
+    }
+    let tags: Vec<_> = tags.into_iter().map(Value::Text).collect();
     let tags = if tags.is_empty() { Value::Nil } else { Value::Array(tags) };
     let awake = told_boolean(call(&app, "wake_up", vec![tags]).await?)?;
     Ok(Json(json!({ "awake": awake })))

@@ -122,6 +122,14 @@ impl AttentionState {
     }
 }
 
+/// Whether there are kernels for all of `weights`.
+///
+/// # Errors
+/// [`DeviceError`] for the first encoding or shape that no kernel takes.
+pub fn check_weights(weights: &[WeightSource<'_>]) -> Result<(), DeviceError> {
+    weights.iter().try_for_each(|weight| packed::check_source(weight).map(|_| ()))
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct CpuDevice {
