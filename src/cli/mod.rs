@@ -177,8 +177,8 @@ fn parse_from(args: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
     Ok(cli)
 }
 
-/// As start scripts made for vLLM expect: of a flag that is typed twice the last counts, and `-1` is a
-/// value, if a wrong one.
+/// As start scripts made for vLLM expect: of a flag that is typed twice the last counts, and `-1`
+/// is a value, if a wrong one.
 fn like_argparse(command: clap::Command) -> clap::Command {
     let has_value = |arg: &clap::Arg| {
         !arg.is_positional() && matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
