@@ -36,7 +36,7 @@ fn frontend(run: &Run, extra: &[&str]) -> (Frontend, Grpc) {
 }
 
 /// Three tokens in, `tokens` out, ids and text told.
-fn ask(tokens: u32) -> GenerateRequest {
+pub fn ask(tokens: u32) -> GenerateRequest {
     GenerateRequest {
         prompt: Some(Prompt::TokenIds(TokenIds { ids: vec![7, 8, 9] })),
         sampling: Some(RandomSampling { seed: Some(5), ..Default::default() }),
@@ -52,17 +52,17 @@ fn ask(tokens: u32) -> GenerateRequest {
 
 /// One sequence, put together from messages.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Sequence {
-    text: String,
-    token_ids: Vec<u32>,
-    logprobs: Vec<f32>,
-    ranks: Vec<u32>,
-    candidates: Vec<Vec<u32>>,
-    finish: Option<FinishInfo>,
+pub struct Sequence {
+    pub text: String,
+    pub token_ids: Vec<u32>,
+    pub logprobs: Vec<f32>,
+    pub ranks: Vec<u32>,
+    pub candidates: Vec<Vec<u32>>,
+    pub finish: Option<FinishInfo>,
 }
 
 /// Every sequence of an answer; nothing comes after a finish.
-fn sequences(messages: &[GenerateResponse]) -> Vec<Sequence> {
+pub fn sequences(messages: &[GenerateResponse]) -> Vec<Sequence> {
     let mut all: Vec<Sequence> = Vec::new();
     for (at, message) in messages.iter().enumerate() {
         assert_eq!(message.prompt_info.is_some(), at == 0, "the first message tells the prompt");
@@ -88,7 +88,7 @@ fn sequences(messages: &[GenerateResponse]) -> Vec<Sequence> {
     all
 }
 
-fn reason(sequence: &Sequence) -> FinishReason {
+pub fn reason(sequence: &Sequence) -> FinishReason {
     sequence.finish.as_ref().expect("it has ended").finish_reason()
 }
 

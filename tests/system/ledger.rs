@@ -6,7 +6,9 @@
 //! client does know, that line must say the same.
 
 mod book;
+mod calls;
 mod clients;
+mod deaths;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -241,6 +241,13 @@ impl SseStream {
         std::iter::from_fn(|| self.next()).collect()
     }
 
+    /// The body of an answer that is no stream of events.
+    pub fn body(&mut self) -> String {
+        let mut body = String::new();
+        self.lines.read_to_string(&mut body).unwrap();
+        body
+    }
+
     /// Whether `[DONE]` was read.
     pub fn is_done(&self) -> bool {
         self.done

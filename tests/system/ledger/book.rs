@@ -57,6 +57,11 @@ pub struct Book {
     fates: BTreeMap<(&'static str, String), usize>,
 }
 
+/// The code of answers when there is no core, and the reason that refusals are counted by.
+const CORE_AWAY: &str = "engine_unavailable";
+
+const LEFT_OR_LOST: [&str; 2] = ["Canceled", "Unavailable"];
+
 const HISTOGRAMS_OF_WHOLE_REQUESTS: [&str; 11] = [
     "e2e_request_latency_seconds",
     "request_queue_time_seconds",
@@ -82,9 +87,16 @@ impl Book {
             by_request.entry(&end.request).or_default().push(end);
         }
         for entry in entries {
-            book.count_answer(entry);
             let ends = by_request.remove(entry.id.as_str()).unwrap_or_default();
-            if entry.refused.is_some() || entry.max_tokens == 0 {
+            if entry.died {
+                assert!(ends.is_empty(), "{entry:?} has ended: {ends:?}");
+                book.count_what_died(entry);
+                continue;
+            }
+            book.count_answer(entry, !ends.is_empty());
+            // An answer may be an error because the core died, which had the request by then.
+            let core_died = entry.refused.as_deref() == Some(CORE_AWAY) && !ends.is_empty();
+            if (entry.refused.is_some() && !core_died) || entry.max_tokens == 0 {
                 assert!(ends.is_empty(), "{entry:?} reached the core: {ends:?}");
                 continue;
             }
@@ -103,7 +115,7 @@ impl Book {
         for reason in ["stop", "length", "abort", "error", "repetition"] {
             self.add("vllm:request_success_total", &[("finished_reason", reason)], 0.0);
         }
-        for reason in ["queue_full", "draining", "engine_unavailable"] {
+        for reason in ["queue_full", "draining", CORE_AWAY] {
             self.add("vllm:admission_rejections_total", &[("reason", reason)], 0.0);
         }
         for name in ["decode_errors_total", "negative_intervals_total", "slow_reader_aborts_total"]
@@ -112,7 +124,30 @@ impl Book {
         }
     }
 
-    fn count_answer(&mut self, entry: &Entry) {
+    fn count_answer(&mut self, entry: &Entry, reached_the_core: bool) {
+        match entry.call {
+            Some((method, code)) => {
+                // One that leaves in the moment in which the core dies cannot know which it was.
+                let either = method == "GenerateStream" && LEFT_OR_LOST.contains(&code);
+                let either = either.then(|| LEFT_OR_LOST.join("|"));
+                let code = either.as_deref().unwrap_or(code);
+                let labels = [("grpc_method", method), ("grpc_code", code)];
+                self.add("grpc_server_handled_total", &labels, 1.0);
+                let labels = [("grpc_method", method)];
+                self.add("grpc_server_handling_seconds_count", &labels, 1.0);
+            }
+            None => self.count_http_answer(entry),
+        }
+        if let Some(code) = &entry.refused {
+            self.fate(entry, code);
+            let for_want = ["queue_full", CORE_AWAY].contains(&code.as_str());
+            if for_want && !reached_the_core {
+                self.add("vllm:admission_rejections_total", &[("reason", code)], 1.0);
+            }
+        }
+    }
+
+    fn count_http_answer(&mut self, entry: &Entry) {
         let class = match entry.status {
             Some(200..300) => "2xx",
             Some(500..600) => "5xx",
@@ -125,28 +160,44 @@ impl Book {
         self.add("http_requests_total", &[&labels[..], &[("status", class)]].concat(), 1.0);
         self.add("http_requests_total", &[], 1.0);
         self.add("http_request_duration_highr_seconds_count", &[], 1.0);
-        if let Some(code) = &entry.refused {
-            self.fate(entry, code);
-            if code == "queue_full" {
-                self.add("vllm:admission_rejections_total", &[("reason", code)], 1.0);
-            }
+    }
+
+    /// A killed frontend had counted what its client has seen, and counts no end of it. Prompts of
+    /// these requests have no beginning in common, so nothing of them was in the cache.
+    fn count_what_died(&mut self, entry: &Entry) {
+        for seen in entry.choices.values().filter(|seen| seen.tokens > 0) {
+            self.fate(entry, "its frontend died");
+            self.count_tokens(seen.tokens as f64, entry.prompt_tokens as f64, 0.0);
         }
+        if entry.choices.is_empty() {
+            self.fate(entry, "its frontend died before a token");
+        }
+    }
+
+    /// What is counted of a choice that has begun, however it ends.
+    fn count_tokens(&mut self, tokens: f64, prompt: f64, cached: f64) {
+        self.add("vllm:generation_tokens_total", &[], tokens);
+        self.add("vllm:time_to_first_token_seconds_count", &[], 1.0);
+        self.add("vllm:inter_token_latency_seconds_count", &[], tokens - 1.0);
+        self.add("vllm:iteration_tokens_total_sum", &[], tokens + prompt - cached);
+        self.add("vllm:prompt_tokens_total", &[], prompt);
+        self.add("vllm:prompt_tokens_cached_total", &[], cached);
+        let by_source = "vllm:prompt_tokens_by_source_total";
+        self.add(by_source, &[("source", "local_compute")], prompt - cached);
+        self.add(by_source, &[("source", "local_cache_hit")], cached);
     }
 
     fn count_request(&mut self, entry: &Entry, ends: &[&ChoiceEnd]) {
         let completed = |end: &&&ChoiceEnd| end.finish == "stop" || end.finish == "length";
         for end in ends {
             let begun = end.generation_tokens > 0;
-            self.fate(entry, if begun { &end.finish } else { "abort before a token" });
+            let before = format!("{} before a token", end.finish);
+            self.fate(entry, if begun { &end.finish } else { &before });
             self.add("vllm:request_success_total", &[("finished_reason", &end.finish)], 1.0);
-            let tokens = end.generation_tokens as f64;
-            self.add("vllm:generation_tokens_total", &[], tokens);
             self.add("vllm:num_preemptions_total", &[], end.preemptions as f64);
             if begun {
-                self.count_prompt(end);
-                self.add("vllm:time_to_first_token_seconds_count", &[], 1.0);
-                self.add("vllm:inter_token_latency_seconds_count", &[], tokens - 1.0);
-                self.add("vllm:iteration_tokens_total_sum", &[], tokens);
+                let (prompt, cached) = (end.prompt_tokens as f64, end.cached_tokens as f64);
+                self.count_tokens(end.generation_tokens as f64, prompt, cached);
             }
         }
         for end in ends.iter().filter(completed) {
@@ -171,16 +222,6 @@ impl Book {
                 self.add(&format!("vllm:request_{family}_sum"), &[], value as f64);
             }
         }
-    }
-
-    fn count_prompt(&mut self, end: &ChoiceEnd) {
-        let (prompt, cached) = (end.prompt_tokens as f64, end.cached_tokens as f64);
-        self.add("vllm:prompt_tokens_total", &[], prompt);
-        self.add("vllm:prompt_tokens_cached_total", &[], cached);
-        self.add("vllm:iteration_tokens_total_sum", &[], prompt - cached);
-        let by_source = "vllm:prompt_tokens_by_source_total";
-        self.add(by_source, &[("source", "local_compute")], prompt - cached);
-        self.add(by_source, &[("source", "local_cache_hit")], cached);
     }
 
     fn observe_times(&mut self, family: &str, times: f64) {
@@ -225,10 +266,26 @@ impl Book {
             ("over the context", "context_length_exceeded"),
             ("perhaps too many at once", "queue_full"),
         ] {
-            let met = self.fates.contains_key(&(kind, fate.to_owned()));
-            assert!(met, "no request was {kind:?} and met {fate:?}: {:#?}", self.fates);
+            self.assert_met(kind, fate);
         }
     }
+
+    /// Some request of this kind met this fate.
+    pub fn assert_met(&self, kind: &'static str, fate: &str) {
+        let met = self.fates.contains_key(&(kind, fate.to_owned()));
+        assert!(met, "no request was {kind:?} and met {fate:?}: {:#?}", self.fates);
+    }
+
+    /// So many preemptions of requests that never ended.
+    pub fn add_preemptions(&mut self, preemptions: f64) {
+        self.add("vllm:num_preemptions_total", &[], preemptions);
+    }
+}
+
+/// How often the choices of `requests` were preempted that have ended.
+pub fn preemptions_of(ends: &[ChoiceEnd], requests: &[&str]) -> f64 {
+    let of = ends.iter().filter(|end| requests.contains(&end.request.as_str()));
+    of.map(|end| end.preemptions as f64).sum()
 }
 
 /// Client and log agree as far as the client could see.
@@ -238,12 +295,15 @@ fn agree(entry: &Entry, ends: &[&ChoiceEnd]) {
     for end in ends {
         assert_eq!(end.prompt_tokens, entry.prompt_tokens, "prompt of {told}");
         let seen = entry.choices.get(&end.choice).cloned().unwrap_or_default();
+        let unseen = entry.left || entry.refused.is_some();
         if let Some(finish) = &seen.finish {
             assert_eq!(end.finish, *finish, "end of {told}");
-        } else {
-            assert!(entry.left, "{told}");
+        } else if !entry.left {
+            assert!(entry.failed || entry.refused.is_some(), "{told}");
+            // Some of its choices may have ended before.
+            assert!(end.finish == "error" || entry.refused.is_some(), "end of {told}");
         }
-        if entry.left {
+        if unseen {
             assert!(end.generation_tokens >= seen.tokens, "tokens of {told}");
         } else {
             assert_eq!(end.generation_tokens, seen.tokens, "tokens of {told}");
@@ -257,7 +317,15 @@ pub fn difference(book: &Book, before: &Scrape, after: &Scrape) -> Vec<String> {
         .iter()
         .filter_map(|((name, labels), expected)| {
             let labels: Vec<(&str, &str)> = labels.iter().map(|(l, v)| (*l, v.as_str())).collect();
-            let at = |scrape: &Scrape| scrape.sum_if_any(name, &labels);
+            // The last label may have several values, all of which count.
+            let (last, others) = labels.split_last().unzip();
+            let at = |scrape: &Scrape| match last {
+                None => scrape.sum_if_any(name, &[]),
+                Some((label, values)) => {
+                    let of = |value| [others.unwrap_or_default(), &[(*label, value)]].concat();
+                    values.split('|').map(|value| scrape.sum_if_any(name, &of(value))).sum()
+                }
+            };
             let moved = at(after) - at(before);
             // Sums of whole numbers are exact in a float.
             (moved != *expected)

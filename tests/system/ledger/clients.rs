@@ -21,6 +21,12 @@ pub struct Entry {
     pub refused: Option<String>,
     /// Whether the client left in the middle.
     pub left: bool,
+    /// Whether the answer ended with an error in the middle.
+    pub failed: bool,
+    /// Whether its frontend was killed: it counted what the client saw, and will not count an end.
+    pub died: bool,
+    /// Over gRPC: method and code of the call. Such an entry has no route.
+    pub call: Option<(&'static str, &'static str)>,
     pub n: u64,
     pub prompt_tokens: u64,
     pub max_tokens: u64,
@@ -230,7 +236,7 @@ fn read_whole(http: Client, entry: Entry, body: &Value) -> Entry {
     let bytes = body.to_string();
     let answer = http.request("POST", entry.route, &[], Some(bytes.as_bytes())).unwrap();
     if answer.status != 200 {
-        return refusal(Entry { id: String::new(), ..entry }, &answer);
+        return refusal(entry, &answer);
     }
     let answer = answer.json();
     let mut entry = Entry { status: Some(200), ..entry };
@@ -250,11 +256,19 @@ fn read_stream(http: Client, entry: Entry, body: &Value, events: usize) -> Entry
     body["stream"] = json!(true);
     body["stream_options"] = json!({"include_usage": true});
     let mut stream = http.stream(entry.route, &body);
-    assert_eq!(stream.status, 200, "{}", entry.kind);
+    if stream.status != 200 {
+        let (status, body) = (stream.status, stream.body().into_bytes());
+        return refusal(entry, &Answer { status, headers: Vec::new(), body });
+    }
     let mut entry = Entry { status: Some(200), ..entry };
     let mut usage = Value::Null;
     for _ in 0..events {
         let Some(event) = stream.next() else { break };
+        if event.get("error").is_some() {
+            assert_eq!(event["error"]["code"], "engine_unavailable", "{}: {event}", entry.kind);
+            assert_eq!(stream.next(), None, "{}: something after an error", entry.kind);
+            return Entry { left: false, failed: true, ..entry };
+        }
         let choices = event["choices"].as_array().unwrap_or_else(|| panic!("{event}"));
         choices.iter().for_each(|choice| entry.take_in(choice));
         if choices.is_empty() {
@@ -276,7 +290,7 @@ fn read_stream(http: Client, entry: Entry, body: &Value, events: usize) -> Entry
 }
 
 impl Entry {
-    fn take_in(&mut self, choice: &Value) {
+    pub fn take_in(&mut self, choice: &Value) {
         let index = choice["index"].as_u64().unwrap();
         let seen = self.choices.entry(index).or_default();
         assert_eq!(seen.finish, None, "{}: something after the end: {choice}", self.kind);
@@ -284,7 +298,7 @@ impl Entry {
         seen.finish = choice["finish_reason"].as_str().map(Into::into);
     }
 
-    fn assert_complete(&self) {
+    pub fn assert_complete(&self) {
         let (kind, choices) = (self.kind, &self.choices);
         assert_eq!(choices.len() as u64, self.n, "{kind}: {choices:?}");
         assert!(choices.values().all(|choice| choice.finish.is_some()), "{kind}: {choices:?}");
