@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::harness::{Client, Process, Run, wait_for};
 use crate::lifecycle::long_request;
+use crate::prometheus::programs;
 use crate::python::python;
 
 fn deploy(path: &str) -> PathBuf {
@@ -110,6 +111,12 @@ fn the_containers_files_are_what_their_tools_take() {
     let args = ["--builtin-schema", "vendor.compose-spec", "compose/compose.yaml"];
     let (good, said) = check(&run, schemas, &args);
     assert!(good, "{said}");
+    if let Some(prometheus) = programs() {
+        // The rules that it names lie elsewhere than in the container.
+        let args = ["check", "config", "--syntax-only", "compose/prometheus.yml"];
+        let (good, said) = check(&run, prometheus.join("promtool"), &args);
+        assert!(good, "{said}");
+    }
     // There is none for other processors.
     if cfg!(target_arch = "x86_64") {
         let Some(hadolint) = tool("hadolint") else { return };

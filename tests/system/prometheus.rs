@@ -1,5 +1,6 @@
-//! A real Prometheus scrapes a running system: what vLLM's dashboards ask for returns data, and our
-//! rules make several frontends one. Configuration and rules are those of `deploy/prometheus/`.
+//! A real Prometheus scrapes a running system: what vLLM's dashboards and ours ask for returns
+//! data, and our rules make several frontends one. Configuration and rules are those of
+//! `deploy/prometheus/`, the dashboard is that of `deploy/grafana/`.
 
 mod dashboards;
 
@@ -16,7 +17,7 @@ use crate::lifecycle::Served;
 
 /// The folder with `prometheus` and `promtool`, as the test command set it up; `None` means skip,
 /// loudly, and only where skipping is allowed.
-fn programs() -> Option<PathBuf> {
+pub fn programs() -> Option<PathBuf> {
     let folder = std::env::var_os("PAWL_TEST_PROMETHEUS").map(PathBuf::from);
     let folder = folder.filter(|f| ["prometheus", "promtool"].iter().all(|p| f.join(p).exists()));
     if folder.is_none() {
@@ -199,7 +200,7 @@ const ADMINS: &str = r#"job="pawl""#;
 const SHARED: &str = r#"job="pawl-shared""#;
 
 #[test]
-fn what_vllms_dashboards_ask_for_returns_data_and_our_rules_are_right() {
+fn what_dashboards_ask_for_returns_data_and_our_rules_are_right() {
     let Some(programs) = programs() else { return };
     let run = Run::new();
     let flags = [
@@ -234,6 +235,11 @@ fn what_vllms_dashboards_ask_for_returns_data_and_our_rules_are_right() {
                 shows(&last).then_some(())
             });
             assert!(shown, "{expression}: {last:?}");
+        }
+        // Ours also shows what ought to be zero, and shares of what may not have happened.
+        for expression in dashboards::ours(MODEL, "10s") {
+            let shows = || prometheus.query(&expression).into_values().any(f64::is_finite);
+            wait_for(&expression, || shows().then_some(()));
         }
         for series in dashboards::SERIES {
             let both = format!("count(count by (instance) ({series}{{{ADMINS}}}))");

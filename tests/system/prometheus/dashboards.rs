@@ -1,4 +1,4 @@
-//! What vLLM's Grafana dashboards read, as PromQL over the series that they name.
+//! What Grafana dashboards read: vLLM's, as PromQL over the series that they name, and ours.
 
 /// Every series that one of them names.
 pub const SERIES: &[&str] = &[
@@ -66,4 +66,15 @@ pub fn expressions(model: &str, window: &str) -> Vec<String> {
     }
     all.push(rate("request_max_num_generation_tokens_sum"));
     all
+}
+
+/// The expressions of our own dashboard.
+pub fn ours(model: &str, window: &str) -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/grafana/dashboards/pawl.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    expressions.map(|e| e.replace("$model", model).replace("$__rate_interval", window)).collect()
 }
