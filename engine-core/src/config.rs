@@ -54,7 +54,7 @@ pub struct CoreConfig {
 /// How a core does, to be looked at from any thread. Clones are of the same core.
 #[derive(Clone, Debug, Default)]
 pub struct Vitals {
-    /// Grows with each thing the core finishes, and about once a second while it has nothing to
+    /// Grows with each thing the core finishes, and a few times a second while it has nothing to
     /// do. Only a core that hangs lets it stand still.
     pub progress: Progress,
     /// True once the model is loaded and requests are served.

@@ -16,4 +16,4 @@ pub mod scheduler;
 pub mod step;
 
 pub use config::{CoreConfig, RunnerChoice, Vitals};
-pub use core::run;
+pub use core::{run, unthreaded};

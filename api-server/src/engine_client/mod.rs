@@ -10,6 +10,7 @@
 
 mod connection;
 mod generation;
+mod learning;
 mod link;
 mod lower;
 mod served_model;
@@ -18,6 +19,7 @@ mod status;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub mod unconnected;
 
 pub use generation::{
     EngineFailure, FailureKind, Finish, Generation, RequestTiming, Submit, TokenLogprob,
@@ -42,6 +44,7 @@ use pawl_shared::transport::{FrontendEndpoint, FrontendEndpointConfig, Transport
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::learning::Learning;
 use self::link::{Link, LinkSender};
 use crate::metrics::{AdmissionReason, Metrics};
 use crate::output_handler::{Mailbox, NewRequest, OutputHandler};
@@ -127,6 +130,8 @@ struct State {
     /// Bounded by [`CALLS_MAX`].
     calls: HashMap<u64, oneshot::Sender<Result<Value, UtilityError>>>,
     next_call: u64,
+    /// While the session's model is not known.
+    learning: Option<Learning>,
     leave_deadline: Duration,
 }
 
@@ -157,6 +162,13 @@ impl EngineClient {
     }
 
     fn over(link: Link, sender: LinkSender, config: ClientConfig) -> Self {
+        let client = Self::new(sender, config);
+        tokio::spawn(connection::run(client.inner.clone(), link));
+        client
+    }
+
+    /// A client that hears of its core only by what is handed to `inner`.
+    fn new(sender: LinkSender, config: ClientConfig) -> Self {
         let handler = OutputHandler::new(
             config.metrics.clone(),
             config.limits,
@@ -172,6 +184,7 @@ impl EngineClient {
             unsent: Vec::new(),
             calls: HashMap::new(),
             next_call: 1,
+            learning: None,
             leave_deadline: Duration::from_secs(1),
         };
         let inner = Arc::new(Inner {
@@ -185,7 +198,6 @@ impl EngineClient {
             stop: CancellationToken::new(),
             stopped: watch::Sender::new(false),
         });
-        tokio::spawn(connection::run(inner.clone(), link));
         Self { inner }
     }
 
@@ -463,27 +475,38 @@ impl Inner {
         }
     }
 
+    /// Sends a call and returns its id, which the reply bears too.
+    fn send_call(
+        &self,
+        state: &mut State,
+        method: &str,
+        args: Vec<Value>,
+    ) -> Result<u64, UtilityError> {
+        let Some(session) = &state.session else {
+            let SubmitError::Unavailable { reason } = self.unavailable() else {
+                unreachable!("unavailable() gives no other")
+            };
+            return Err(UtilityError::Unavailable { reason });
+        };
+        let call_id = state.next_call;
+        state.next_call += 1;
+        let client_index = session.client_index;
+        let call = UtilityCall { client_index, call_id, method: method.to_string(), args };
+        match self.sender.try_send(ClientMessage::Utility(call).encode()) {
+            Ok(()) => Ok(call_id),
+            Err(refused) => Err(UtilityError::Unavailable { reason: refused.to_string() }),
+        }
+    }
+
     async fn call(&self, method: &str, args: Vec<Value>) -> Result<Value, UtilityError> {
         let (answer, answered) = oneshot::channel();
         let call_id = {
             let mut state = self.state();
-            let Some(session) = &state.session else {
-                let SubmitError::Unavailable { reason } = self.unavailable() else {
-                    unreachable!("unavailable() gives no other")
-                };
-                return Err(UtilityError::Unavailable { reason });
-            };
-            let client_index = session.client_index;
             if state.calls.len() >= CALLS_MAX {
                 let reason = format!("{CALLS_MAX} calls wait for an answer already");
                 return Err(UtilityError::Unavailable { reason });
             }
-            let call_id = state.next_call;
-            state.next_call += 1;
-            let call = UtilityCall { client_index, call_id, method: method.to_string(), args };
-            if let Err(refused) = self.sender.try_send(ClientMessage::Utility(call).encode()) {
-                return Err(UtilityError::Unavailable { reason: refused.to_string() });
-            }
+            let call_id = self.send_call(&mut state, method, args)?;
             state.calls.insert(call_id, answer);
             call_id
         };

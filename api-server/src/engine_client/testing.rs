@@ -8,7 +8,7 @@ use pawl_shared::model_card::ModelCard;
 use pawl_shared::protocol::{
     ClientMessage, EngineCoreRequest, ReadyResponse, StepFrame, UtilityFrame, UtilityReply, Value,
 };
-use pawl_shared::transport::FrontendEvent;
+use pawl_shared::transport::{FrontendEvent, SendRefused};
 use tokio::sync::mpsc;
 
 use super::link::{Link, LinkSender};
@@ -27,7 +27,9 @@ pub(crate) fn connect(config: ClientConfig) -> (EngineClient, FakeCore) {
     let (events_in, events) = mpsc::channel(1024);
     let (sender, messages) = mpsc::channel(1024);
     let clock = config.clock.clone();
-    let client = EngineClient::over(Link::Channel(events), LinkSender::Channel(sender), config);
+    let send = move |frames| sender.try_send(frames).map_err(|_| SendRefused::Full);
+    let sender = LinkSender::Driver(Box::new(send));
+    let client = EngineClient::over(Link::Channel(events), sender, config);
     (client, FakeCore { events: events_in, messages, clock })
 }
 

@@ -79,6 +79,18 @@ impl Snapshot {
         Self(all)
     }
 
+    /// The sum over the series of a family that bear `labels`: their numbers, or how often they
+    /// were observed. 0 where there is none.
+    #[must_use]
+    pub fn total(&self, family: &str, labels: &[(&str, &str)]) -> f64 {
+        let bears = |series: &Labels| {
+            labels.iter().all(|(name, value)| series.iter().any(|(n, v)| n == name && v == value))
+        };
+        let series = self.0.get(family).into_iter().flat_map(|family| &family.0);
+        let totals = series.filter(|(labels, _)| bears(labels)).map(|(_, reading)| reading.total());
+        totals.fold(0.0, |sum, total| sum + total)
+    }
+
     /// The page: content type and body.
     #[must_use]
     pub fn render(&self, format: Format) -> (&'static str, Vec<u8>) {
@@ -101,6 +113,13 @@ impl Snapshot {
 }
 
 impl Reading {
+    fn total(&self) -> f64 {
+        match self {
+            Self::Number(number) => number.0,
+            Self::Summary { count, .. } | Self::Histogram { count, .. } => *count as f64,
+        }
+    }
+
     fn of(metric: &Metric, kind: MetricType) -> Self {
         match kind {
             MetricType::COUNTER => Self::Number(Exact(metric.get_counter().get_value())),

@@ -128,6 +128,11 @@ impl OutputHandler {
         self.requests.len()
     }
 
+    /// Submissions that have a choice that has not ended.
+    pub fn open_parents(&self) -> usize {
+        self.parents.len()
+    }
+
     /// Takes in the submissions of one client's request, one for each prompt; returns their keys
     /// for [`OutputHandler::abort`].
     pub fn add(&mut self, news: Vec<NewRequest<'_>>) -> Range<u64> {

@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod tests;
+pub mod unthreaded;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -45,28 +45,39 @@ pub(crate) fn run(
     clock: &dyn Clock,
 ) -> anyhow::Result<()> {
     loop {
-        drain_inbox(engine, channels);
-        // Filling goes before collecting: the device must not wait for the host.
-        while let Some(plan) = engine.next_plan() {
-            channels.plans.send(plan).map_err(|_| why_the_runner_is_gone(channels))?;
-        }
-        engine.settle();
-        flush(engine, channels)?;
+        turn(engine, channels)?;
         if engine.is_stopped() {
             return Ok(());
         }
         match wait(engine, channels, clock)? {
             Woken::Message(message) => engine.handle(message),
-            Woken::Result(result) => {
-                let result = result?;
-                // An abort that has arrived while the step ran must keep its tokens from going out.
-                drain_inbox(engine, channels);
-                engine.complete(&result)?;
-                flush(engine, channels)?;
-            }
+            Woken::Result(result) => collect(engine, channels, &result?)?,
             Woken::Deadline => {}
         }
     }
+}
+
+/// All that can be done before the next wait.
+pub(crate) fn turn(engine: &mut Engine, channels: &EngineChannels) -> anyhow::Result<()> {
+    drain_inbox(engine, channels);
+    // Filling goes before collecting: the device must not wait for the host.
+    while let Some(plan) = engine.next_plan() {
+        channels.plans.send(plan).map_err(|_| why_the_runner_is_gone(channels))?;
+    }
+    engine.settle();
+    flush(engine, channels)
+}
+
+/// Takes what the oldest step in flight has come to.
+pub(crate) fn collect(
+    engine: &mut Engine,
+    channels: &EngineChannels,
+    result: &StepResult,
+) -> anyhow::Result<()> {
+    // An abort that has arrived while the step ran must keep its tokens from going out.
+    drain_inbox(engine, channels);
+    engine.complete(result)?;
+    flush(engine, channels)
 }
 
 /// Takes what has arrived. What arrives meanwhile is for the next turn, so that a flood of

@@ -80,7 +80,7 @@ pub enum Inbox {
         /// Of the error.
         message: String,
     },
-    /// The io thread asks for a sign of life, about once a second.
+    /// The io thread asks for a sign of life, a few times a second.
     Tick,
     /// Stop: at once, or when the admitted requests are done.
     Shutdown,
@@ -268,6 +268,24 @@ impl Engine {
             self.stop();
         }
         self.outbox.publish(&mut self.scheduler, now, Occasion::Turn);
+    }
+
+    /// The scheduler, to look at.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Requests that have not ended.
+    #[must_use]
+    pub fn num_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Clients that are there.
+    #[must_use]
+    pub fn num_clients(&self) -> usize {
+        self.outbox.num_clients()
     }
 
     /// What has been published since the last call.

@@ -1,8 +1,8 @@
 //! The io thread: sockets on one side, the engine's channels on the other.
 //!
 //! It decodes what clients say, encodes what the engine answers, and never decides anything about a
-//! request. Once a second it repeats the gauges to clients that have heard nothing, asks the engine
-//! for a sign of life, and passes on how far work has come.
+//! request. A few times a second it repeats the gauges to clients that would else have heard
+//! nothing for a second, asks the engine for a sign of life, and passes on how far work has come.
 
 mod repeat;
 
@@ -27,6 +27,10 @@ use repeat::Repeater;
 
 /// How long what was queued may take to leave when the core ends.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// How often the io thread looks who has heard nothing: so often that nobody's gauges are older
+/// than [`GAUGES_EVERY`].
+pub(crate) const TICK: Duration = GAUGES_EVERY.checked_div(4).expect("4 is not 0");
 
 /// How the engine came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,15 +62,15 @@ pub(crate) async fn serve(
     context: IoContext,
     shutdown: Shutdown,
 ) {
-    let mut io = Io { repeater: Repeater::default(), held: None, ready: false, context };
-    let mut tick = tokio::time::interval(GAUGES_EVERY);
+    let mut io = Io::new(context);
+    let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut told_to_stop, mut told_to_hurry) = (false, false);
     let end = loop {
         tokio::select! {
             ready = &mut channels.ready, if !io.ready => {
                 // An error means that the engine ends before it was ready; `end` tells how.
-                io.ready = true;
+                io.set_ready();
                 if let Ok(ready) = ready {
                     // From here on the engine answers ticks whenever no step is in flight, so a
                     // counter that stands still always means that something hangs.
@@ -74,17 +78,20 @@ pub(crate) async fn serve(
                     endpoint.set_ready(vec![ready.encode()]);
                 }
             }
-            Some(batch) = channels.out.recv() => io.send_batch(&mut endpoint, batch),
+            Some(batch) = channels.out.recv() => {
+                io.send_batch(batch, |client, frames| send(&mut endpoint, client, frames));
+            }
             event = endpoint.next(), if io.held.is_none() => {
                 let message = io.understand(event);
                 io.hand_over(&channels.inbox, message);
             }
             () = channels.inbox_space.notified(), if io.held.is_some() => {
-                if let Some(message) = io.held.take() {
-                    io.hand_over(&channels.inbox, message);
-                }
+                io.hand_over_held(&channels.inbox);
             }
-            _ = tick.tick() => io.tick(&mut endpoint, &channels.inbox),
+            _ = tick.tick() => {
+                endpoint.set_progress(io.progress());
+                io.tick(&channels.inbox, |client, frames| send(&mut endpoint, client, frames));
+            }
             () = shutdown.requested(), if !told_to_stop && io.held.is_none() => {
                 told_to_stop = true;
                 io.hand_over(&channels.inbox, Inbox::Shutdown);
@@ -98,7 +105,7 @@ pub(crate) async fn serve(
     };
     // What the engine said last was queued before its end.
     while let Ok(batch) = channels.out.try_recv() {
-        io.send_batch(&mut endpoint, batch);
+        io.send_batch(batch, |client, frames| send(&mut endpoint, client, frames));
     }
     match end {
         EngineEnd::Dead => endpoint.broadcast_dead(),
@@ -114,7 +121,8 @@ pub(crate) struct IoContext {
     pub progress: Progress,
 }
 
-struct Io {
+/// What the io thread decides, without the sockets.
+pub(crate) struct Io {
     repeater: Repeater,
     /// A message for which the inbox had no room. While there is one, no further one is read.
     held: Option<Inbox>,
@@ -124,7 +132,31 @@ struct Io {
 }
 
 impl Io {
-    fn understand(&mut self, event: CoreEvent) -> Inbox {
+    pub(crate) fn new(context: IoContext) -> Self {
+        Self { repeater: Repeater::default(), held: None, ready: false, context }
+    }
+
+    /// Whether a message waits for room in the inbox. While one does, no further one may come.
+    pub(crate) fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// The engine can be asked for signs of life.
+    pub(crate) fn set_ready(&mut self) {
+        self.ready = true;
+    }
+
+    /// How far work has come, for PONGs.
+    pub(crate) fn progress(&self) -> u64 {
+        self.context.progress.load(Ordering::Relaxed)
+    }
+
+    /// How many clients are told the gauges.
+    pub(crate) fn num_told(&self) -> usize {
+        self.repeater.num_told()
+    }
+
+    pub(crate) fn understand(&mut self, event: CoreEvent) -> Inbox {
         match event {
             CoreEvent::Joined { client, peer } => {
                 self.repeater.join(client, self.context.clock.now());
@@ -138,7 +170,13 @@ impl Io {
         }
     }
 
-    fn hand_over(&mut self, inbox: &Sender<Inbox>, message: Inbox) {
+    pub(crate) fn hand_over_held(&mut self, inbox: &Sender<Inbox>) {
+        if let Some(message) = self.held.take() {
+            self.hand_over(inbox, message);
+        }
+    }
+
+    pub(crate) fn hand_over(&mut self, inbox: &Sender<Inbox>, message: Inbox) {
         assert!(self.held.is_none(), "a message may not overtake the one that is held");
         match inbox.try_send(message) {
             Ok(()) => {}
@@ -148,7 +186,8 @@ impl Io {
         }
     }
 
-    fn send_batch(&mut self, endpoint: &mut CoreEndpoint, batch: Batch) {
+    /// Encodes what the engine says.
+    pub(crate) fn send_batch(&mut self, batch: Batch, mut send: impl FnMut(ClientId, Vec<Bytes>)) {
         if let Some(gauges) = batch.gauges {
             self.repeater.gauges(gauges);
         }
@@ -161,13 +200,17 @@ impl Io {
                 }
                 Outgoing::Utility(client, frame) => (client, frame.encode()),
             };
-            send(endpoint, client, frames);
+            send(client, frames);
         }
     }
 
-    fn tick(&mut self, endpoint: &mut CoreEndpoint, inbox: &Sender<Inbox>) {
-        let progress = self.context.progress.load(Ordering::Relaxed);
-        endpoint.set_progress(progress);
+    /// To be called each [`TICK`].
+    pub(crate) fn tick(
+        &mut self,
+        inbox: &Sender<Inbox>,
+        mut send: impl FnMut(ClientId, Vec<Bytes>),
+    ) {
+        let progress = self.progress();
         if self.ready && self.held.is_none() {
             // No room for a sign of life means that there is enough else to do.
             let _ = inbox.try_send(Inbox::Tick);
@@ -175,7 +218,7 @@ impl Io {
         let now = self.context.clock.now();
         for (client, stats) in self.repeater.due(now, progress) {
             let frame = StepFrame::new(now, stats, self.context.engine_index, Vec::new());
-            send(endpoint, client, frame.encode());
+            send(client, frame.encode());
         }
     }
 }

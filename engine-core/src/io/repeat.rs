@@ -12,14 +12,11 @@ use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::SchedulerStats;
 use pawl_shared::transport::ClientId;
 
+use super::TICK;
 use crate::engine::GAUGES_EVERY;
 
 /// Work that has not moved for this long hangs.
 const STANDSTILL: Duration = Duration::from_secs(10);
-
-/// Ticks come about once a second, so a client told just after one would be told only at the tick
-/// after next; with this much slack it is told at the next.
-const SLACK: Duration = Duration::from_millis(100);
 
 /// Whom to tell the gauges again, and which.
 #[derive(Debug, Default)]
@@ -38,6 +35,10 @@ impl Repeater {
         self.told_at.remove(&client);
     }
 
+    pub fn num_told(&self) -> usize {
+        self.told_at.len()
+    }
+
     /// The engine's gauges have changed. They carry no deltas.
     pub fn gauges(&mut self, gauges: SchedulerStats) {
         self.gauges = Some(gauges);
@@ -50,7 +51,8 @@ impl Repeater {
         }
     }
 
-    /// Called about once a second: who is to be told what.
+    /// Called each [`TICK`]: who is to be told what. Whoever would be too late at the next tick is
+    /// told at this one.
     pub fn due(&mut self, now: Stamp, progress: u64) -> Vec<(ClientId, SchedulerStats)> {
         let moved_at = match self.progress {
             Some((seen, at)) if seen == progress => at,
@@ -63,7 +65,7 @@ impl Repeater {
         }
         let mut due = Vec::new();
         for (&client, at) in &mut self.told_at {
-            if now.since(*at) + SLACK >= GAUGES_EVERY {
+            if now.since(*at) + TICK >= GAUGES_EVERY {
                 *at = now;
                 due.push((client, gauges.clone()));
             }

@@ -89,6 +89,12 @@ impl Scheduler {
         self.requests.get(&key).is_some_and(|r| matches!(r.phase, Phase::Running { .. }))
     }
 
+    /// For how many clients there is an account of what they are owed.
+    #[must_use]
+    pub fn num_owed(&self) -> usize {
+        self.deltas.0.len()
+    }
+
     /// The cache, to look at.
     #[must_use]
     pub fn kv(&self) -> &KvCache {

@@ -53,6 +53,53 @@ impl MockRunner {
         Self { config, requests: BTreeMap::new() }
     }
 
+    /// The step at once, whatever time it is said to take, which becomes that of the result.
+    ///
+    /// # Errors
+    /// As those of [`Runner::execute`].
+    pub fn execute_at_once(&mut self, plan: &StepPlan) -> Result<StepResult, RunnerError> {
+        self.introduce(plan)?;
+        let sampled = self.compute(plan)?;
+        let execute = self.config.step_time(plan.num_tokens());
+        Ok(StepResult { step: plan.step, sampled, execute })
+    }
+
+    /// Forgets and learns requests.
+    fn introduce(&mut self, plan: &StepPlan) -> Result<(), RunnerError> {
+        for key in &plan.finished {
+            self.requests.remove(key);
+        }
+        for new in &plan.new_requests {
+            let known = Known {
+                source: TokenSource::new(&self.config, new),
+                tokens: new.prompt.len() as u32,
+                computed: 0,
+                blocks: Vec::new(),
+            };
+            if self.requests.insert(new.key, known).is_some() {
+                return Err(RunnerError::Plan {
+                    step: plan.step,
+                    reason: format!("request {} was introduced twice", new.key.0),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, plan: &StepPlan) -> Result<Vec<Sampled>, RunnerError> {
+        let mut sampled = Vec::new();
+        for scheduled in &plan.scheduled {
+            sampled.extend(self.run_one(plan.step, scheduled)?);
+        }
+        Ok(sampled)
+    }
+
+    /// How many requests it knows.
+    #[must_use]
+    pub fn num_known(&self) -> usize {
+        self.requests.len()
+    }
+
     fn run_one(
         &mut self,
         step: u64,
@@ -162,29 +209,10 @@ impl Runner for MockRunner {
 
     fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError> {
         let start = Instant::now();
-        for key in &plan.finished {
-            self.requests.remove(key);
-        }
-        for new in &plan.new_requests {
-            let known = Known {
-                source: TokenSource::new(&self.config, new),
-                tokens: new.prompt.len() as u32,
-                computed: 0,
-                blocks: Vec::new(),
-            };
-            if self.requests.insert(new.key, known).is_some() {
-                return Err(RunnerError::Plan {
-                    step: plan.step,
-                    reason: format!("request {} was introduced twice", new.key.0),
-                });
-            }
-        }
+        self.introduce(plan)?;
         self.fail_on_order(plan.step)?;
         self.spend(plan.num_tokens(), progress);
-        let mut sampled = Vec::new();
-        for scheduled in &plan.scheduled {
-            sampled.extend(self.run_one(plan.step, scheduled)?);
-        }
+        let sampled = self.compute(plan)?;
         progress.fetch_add(1, Ordering::Relaxed);
         Ok(StepResult { step: plan.step, sampled, execute: start.elapsed() })
     }
