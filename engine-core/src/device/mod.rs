@@ -194,7 +194,7 @@ pub enum DeviceError {
     /// No kernel reads this encoding.
     #[error(
         "tensor {tensor} is {dtype}, which the CPU device cannot read; it reads F32, F16, BF16, \
-         Q4_0, Q4_1 and Q8_0: requantise the model to one of these"
+         Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K: requantise the model to one of these"
     )]
     UnsupportedType {
         /// Which.

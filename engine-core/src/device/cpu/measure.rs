@@ -137,7 +137,7 @@ const PASSES: usize = 7;
 /// Every encoding with 1, 8, 32 and 256 rows of activations.
 #[must_use]
 pub fn products(isa: Isa) -> Vec<ProductFigure> {
-    let kinds = [Kind::Q4, Kind::Q8, Kind::F16, Kind::BF16, Kind::F32];
+    let kinds = [Kind::Q4, Kind::Q8, Kind::Q6, Kind::F16, Kind::BF16, Kind::F32];
     let rows = [1, 8, 32, 256];
     kinds.iter().flat_map(|kind| rows.map(|rows| product(isa, *kind, rows))).collect()
 }

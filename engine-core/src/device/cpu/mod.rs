@@ -377,6 +377,6 @@ fn read_vector(source: &WeightSource<'_>, kind: Kind) -> Result<Vec<f32>, Device
             .chunks_exact(2)
             .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
             .collect()),
-        Kind::Q4 | Kind::Q8 => Err(unsupported()),
+        Kind::Q4 | Kind::Q8 | Kind::Q6 => Err(unsupported()),
     }
 }

@@ -48,6 +48,24 @@ impl Random {
                     out.extend((0..bytes).map(|_| self.bits() as u8));
                 }
             }
+            GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => {
+                let bytes = dtype.block_bytes() as usize;
+                for _ in 0..rows * cols / dtype.block_len() as usize {
+                    let mut block: Vec<u8> = (0..bytes).map(|_| self.bits() as u8).collect();
+                    // Random bits are no sensible half floats.
+                    let (scales, at): (&[f32], usize) = match dtype {
+                        GgmlType::Q5_0 => (&[1.0 / 16.0], 0),
+                        GgmlType::Q5_1 => (&[1.0 / 16.0, -1.0], 0),
+                        GgmlType::Q6_K => (&[1.0 / 2048.0], 208),
+                        _ => (&[1.0 / 512.0, 1.0 / 32.0], 0),
+                    };
+                    for (scale, at) in scales.iter().zip((at..).step_by(2)) {
+                        let scale = half(size * scale * (1.0 + 0.5 * self.unit()));
+                        block[at..at + 2].copy_from_slice(&scale);
+                    }
+                    out.extend(block);
+                }
+            }
             GgmlType::F16 => (0..rows * cols).for_each(|_| out.extend(half(size * self.unit()))),
             GgmlType::BF16 => {
                 let bf16 = |value: f32| half::bf16::from_f32(value).to_le_bytes();

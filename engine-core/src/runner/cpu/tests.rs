@@ -154,8 +154,13 @@ fn batch_chunks_blocks_and_threads_do_not_change_a_bit() {
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
     let all: Vec<usize> = (0..8).collect();
-    for dtype in [GgmlType::Q4_0, GgmlType::Q8_0, GgmlType::F16, GgmlType::BF16] {
-        let tiny = TinyLlama { dtype, tied: false, ..TinyLlama::default() };
+    let small = [GgmlType::Q4_0, GgmlType::Q5_1, GgmlType::Q8_0, GgmlType::F16, GgmlType::BF16];
+    let super_blocks = [GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K];
+    for dtype in small.into_iter().chain(super_blocks) {
+        let mut tiny = TinyLlama { dtype, tied: false, ..TinyLlama::default() };
+        if super_blocks.contains(&dtype) {
+            (tiny.hidden, tiny.heads, tiny.feed_forward) = (256, 8, 512);
+        }
         let expected = driver(tiny, config(Isa::Scalar, 1)).texts(&all, 50, 1, 1);
         for isa in fast_isas() {
             let found = driver(tiny, config(isa, 2)).texts(&all, 50, 1, 1);

@@ -199,7 +199,7 @@ fn read_tensor(
     // Before anything else is done with the entry: without the type no size can be checked.
     let dtype = GgmlType::from_id(type_id).map_err(|found| ModelError::Unsupported {
         what: format!("tensor {name:?} of {found}"),
-        remedy: "use a file quantised as Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 or F32".into(),
+        remedy: "use a file quantised as Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, F16, BF16 or F32".into(),
     })?;
     let bytes = tensor_bytes(&name, dtype, &shape)?;
     if !offset.is_multiple_of(alignment) {

@@ -143,8 +143,8 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot_nibbles(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: as above. A pair sums to at most 2 · 15 · 127, far below 2^15.
+    unsafe fn dot_small(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: as above. A pair sums to at most 2 · 63 · 127, below 2^15.
         unsafe {
             let pairs = _mm256_maddubs_epi16(w, x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))

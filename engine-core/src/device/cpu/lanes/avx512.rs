@@ -141,7 +141,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot_nibbles(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+    unsafe fn dot_small(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_dpbusd_epi32(acc, w, x) }
     }

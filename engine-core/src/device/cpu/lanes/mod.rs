@@ -54,8 +54,8 @@ pub trait Lanes: Copy {
     unsafe fn low_nibbles(v: Self::I) -> Self::I;
     /// The high four bits of each byte.
     unsafe fn high_nibbles(v: Self::I) -> Self::I;
-    /// Each lane: `acc + Σ w[i] · x[i]` over its four bytes; `w` unsigned and at most 15.
-    unsafe fn dot_nibbles(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Each lane: `acc + Σ w[i] · x[i]` over its four bytes; `w` unsigned and at most 63.
+    unsafe fn dot_small(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// Each lane: `acc + Σ (w[i] - 128) · x[i]` over its four bytes, `w` unsigned, if the first
     /// `acc` is [`Lanes::dot_bytes_start`].
     unsafe fn dot_bytes(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;

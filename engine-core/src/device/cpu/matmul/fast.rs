@@ -6,7 +6,7 @@
 
 use super::{Input, Output};
 use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
-use crate::device::cpu::packed::{Kind, Q4Block, Q8Pair, TILE};
+use crate::device::cpu::packed::{Kind, Q4Block, Q6Block, Q8Pair, TILE};
 use crate::device::cpu::quantise::{BlockRows, GROUP_ROWS, QuantisedBlock};
 
 /// See [`super::multiply`].
@@ -83,6 +83,7 @@ unsafe fn run<L: Lanes, const M: usize>(
             let (x, at) = (input.blocks_of(row), row % GROUP_ROWS);
             match kind {
                 Kind::Q4 => q4::<L, M>(bytemuck::cast_slice(tile), x, at, add, &mut to),
+                Kind::Q6 => q6::<L, M>(bytemuck::cast_slice(tile), x, at, add, &mut to),
                 _ => q8::<L, M>(bytemuck::cast_slice(tile), x, at, add, &mut to),
             }
         } else {
@@ -143,7 +144,7 @@ unsafe fn q4<L: Lanes, const M: usize>(
                     let x = &rows[m];
                     let mut dot = L::splat_i(0);
                     unrolled!(four of [0 1 2 3 4 5 6 7] below 8, {
-                        dot = L::dot_nibbles(dot, values[four], L::splat_i(x.words[four]));
+                        dot = L::dot_small(dot, values[four], L::splat_i(x.words[four]));
                     });
                     let scale = L::mul(scale, L::splat(x.scale));
                     acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
@@ -186,6 +187,50 @@ unsafe fn q8<L: Lanes, const M: usize>(
                             acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
                         });
                     }
+                });
+            }
+            store::<L, M>(part, add, acc, to);
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn q6<L: Lanes, const M: usize>(
+    tile: &[Q6Block],
+    x: &[BlockRows],
+    at: usize,
+    add: bool,
+    to: &mut [&mut [f32; TILE]; M],
+) {
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        unrolled!(part of [0 1] below L::PARTS, {
+            let mut acc = [L::splat(0.0); M];
+            for (w, x) in tile.iter().zip(x) {
+                let rows = rows_of::<M>(x, at);
+                unrolled!(half of [0 1] below 2, {
+                    let scale = L::load_f16(&w.scale[half], part);
+                    let minimum = L::load_f16(&w.minimum[half], part);
+                    let mut values = [L::splat_i(0); 4];
+                    unrolled!(four of [0 1 2 3] below 4, {
+                        values[four] = L::load_i(&w.values[4 * half + four], part);
+                    });
+                    unrolled!(m of [0 1 2 3 4 5 6 7] below M, {
+                        let x = &rows[m];
+                        let mut dot = L::splat_i(0);
+                        unrolled!(four of [0 1 2 3] below 4, {
+                            let words = L::splat_i(x.words[4 * half + four]);
+                            dot = L::dot_small(dot, values[four], words);
+                        });
+                        let scale = L::mul(scale, L::splat(x.scale));
+                        acc[m] = L::fma(L::to_f(dot), scale, acc[m]);
+                        let sum = if half == 0 {
+                            L::splat(x.half_sum)
+                        } else {
+                            L::sub(L::splat(x.sum), L::splat(x.half_sum))
+                        };
+                        acc[m] = L::fma(minimum, sum, acc[m]);
+                    });
                 });
             }
             store::<L, M>(part, add, acc, to);

@@ -2,7 +2,8 @@
 //!
 //! The order of every output element is fixed: over the blocks of 32 columns in order, an exact
 //! integer dot product, then `acc = fma(dot, weight scale · activation scale, acc)`, then for 4-bit
-//! weights `acc = fma(minimum, activation sum, acc)`. Float weights accumulate column by column.
+//! weights `acc = fma(minimum, activation sum, acc)`. Weights of five and six bits do both for each
+//! half of a block. Float weights accumulate column by column.
 //! Every kernel keeps that order for any number of rows, so all of them give the same bits.
 
 #[cfg(target_arch = "x86_64")]

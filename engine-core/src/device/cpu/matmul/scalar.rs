@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{Input, Output};
-use crate::device::cpu::packed::{Kind, Q4Block, Q8Pair, TILE};
+use crate::device::cpu::packed::{Kind, Q4Block, Q6Block, Q8Pair, TILE};
 use crate::device::cpu::quantise::{BlockRows, GROUP_ROWS};
 
 /// See [`super::multiply`].
@@ -20,6 +20,7 @@ pub unsafe fn multiply(kind: Kind, tiles: &[u8], input: &Input<'_>, rows: usize,
                 let value = match kind {
                     Kind::Q4 => dot_q4(bytemuck::cast_slice(tile), lane, input.blocks_of(row), row),
                     Kind::Q8 => dot_q8(bytemuck::cast_slice(tile), lane, input.blocks_of(row), row),
+                    Kind::Q6 => dot_q6(bytemuck::cast_slice(tile), lane, input.blocks_of(row), row),
                     Kind::F16 => dot_plain(tile, lane, input.x_of(row), |bits: u16| {
                         f16::from_bits(bits).to_f32()
                     }),
@@ -61,6 +62,24 @@ fn dot_q8(tile: &[Q8Pair], lane: usize, rows: &[BlockRows], row: usize) -> f32 {
             dot += (i32::from(values[i / 4][4 * lane + i % 4]) - 128) * i32::from(*q);
         }
         acc = (dot as f32).mul_add(f16::from_bits(scale).to_f32() * x.scale, acc);
+    }
+    acc
+}
+
+fn dot_q6(tile: &[Q6Block], lane: usize, rows: &[BlockRows], row: usize) -> f32 {
+    let mut acc = 0.0_f32;
+    for (w, x) in tile.iter().zip(rows) {
+        let x = &x[row % GROUP_ROWS];
+        let q: &[i8] = bytemuck::cast_slice(&x.words);
+        for (half, sum) in [x.half_sum, x.sum - x.half_sum].into_iter().enumerate() {
+            let mut dot = 0_i32;
+            for (i, q) in q.iter().enumerate().skip(16 * half).take(16) {
+                dot += i32::from(w.values[i / 4][4 * lane + i % 4]) * i32::from(*q);
+            }
+            let weight = |bits: u16| f16::from_bits(bits).to_f32();
+            acc = (dot as f32).mul_add(weight(w.scale[half][lane]) * x.scale, acc);
+            acc = weight(w.minimum[half][lane]).mul_add(sum, acc);
+        }
     }
     acc
 }

@@ -2,7 +2,7 @@ use pawl_shared::model_card::GgmlType;
 
 use super::*;
 use crate::device::WeightSource;
-use crate::device::cpu::packed::{check_source, pack_tiles};
+use crate::device::cpu::packed::{Sixteen, check_source, for_each_sixteen, pack_tiles};
 use crate::device::cpu::quantise::quantise_rows;
 use crate::device::cpu::testing::{Random, assert_same_bits, fast_isas};
 
@@ -12,8 +12,19 @@ const QUANTISATION_TOLERANCE: f64 = 0.01;
 /// The same for activations that are not quantised.
 const ROUNDING_TOLERANCE: f64 = 1e-6;
 
-const DTYPES: [GgmlType; 6] =
-    [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::F16, GgmlType::BF16, GgmlType::F32];
+const DTYPES: [GgmlType; 11] = [
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q4_K,
+    GgmlType::Q5_K,
+    GgmlType::Q6_K,
+    GgmlType::F16,
+    GgmlType::BF16,
+    GgmlType::F32,
+];
 
 /// Rows of activations: two calls of the widest kernel, and one of each of the others.
 const ROWS: usize = 39;
@@ -60,6 +71,15 @@ fn decode(dtype: GgmlType, data: &[u8]) -> Vec<f64> {
         GgmlType::Q8_0 => {
             blocks(34, &|b| b[2..].iter().map(|&q| f64::from(q as i8) * half(b)).collect())
         }
+        // Their decoding has a test of its own.
+        GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => {
+            let mut values = Vec::new();
+            for_each_sixteen(dtype, data, |_, Sixteen { scale, minimum, q }| {
+                let half = |bits| f64::from(half::f16::from_bits(bits).to_f32());
+                values.extend(q.map(|q| f64::from(q) * half(scale) + half(minimum)));
+            });
+            values
+        }
         GgmlType::F16 => blocks(2, &|b| vec![half(b)]),
         GgmlType::BF16 => {
             blocks(2, &|b| vec![f64::from(half::bf16::from_le_bytes([b[0], b[1]]).to_f32())])
@@ -96,8 +116,10 @@ fn run(isa: Isa, case: &Case, x: &[f32], splits: &[usize], base: Option<f32>) ->
 fn check(test: impl Fn(&mut Random, &Case, &[f32])) {
     let mut random = Random(7);
     for dtype in DTYPES {
-        let free = !matches!(dtype, GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q8_0);
-        for (rows, cols) in [(16, 32), (33, 96), (5, 64), (48, if free { 77 } else { 160 })] {
+        let block = dtype.block_len() as usize;
+        let odd = if block == 1 { 77 } else { 5 * block };
+        let unit = block.max(32);
+        for (rows, cols) in [(16, unit), (33, 3 * unit), (5, 2 * unit), (48, odd)] {
             let case = case(&mut random, dtype, rows, cols);
             let x = random.units(ROWS * cols);
             test(&mut random, &case, &x);
@@ -160,10 +182,11 @@ fn every_batch_split_gives_the_same_bits() {
 fn a_value_that_is_not_a_number_is_not_lost() {
     let mut random = Random(3);
     for dtype in DTYPES {
-        let case = case(&mut random, dtype, 16, 64);
+        let cols = 64.max(dtype.block_len() as usize);
+        let case = case(&mut random, dtype, 16, cols);
         for bad in [f32::NAN, f32::INFINITY] {
-            let mut x = random.units(2 * 64);
-            x[64 + 40] = bad;
+            let mut x = random.units(2 * cols);
+            x[cols + 40] = bad;
             for isa in [Isa::Scalar, Isa::best()] {
                 let out = run(isa, &case, &x, &[2], None);
                 assert!(out[..16].iter().all(|v| v.is_finite()), "{dtype} {isa:?}");

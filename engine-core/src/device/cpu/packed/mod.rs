@@ -10,11 +10,13 @@
 //! |---|---|
 //! | [`Kind::Q4`] | [`Q4Block`]: five cache lines |
 //! | [`Kind::Q8`] | in pairs, [`Q8Pair`]: seventeen cache lines |
+//! | [`Kind::Q6`] | [`Q6Block`]: ten cache lines |
 //! | [`Kind::F16`], [`Kind::BF16`], [`Kind::F32`] | no blocks: each column is 16 values |
 //!
 //! Rows beyond the matrix's last are zero. The tiles of a matrix are split among the threads, and
 //! all that a thread reads in a step lies in one stretch, in the order it is read.
 
+mod k_quants;
 mod repack;
 
 use bytemuck::{Pod, Zeroable};
@@ -23,6 +25,8 @@ use crate::device::cpu::arena::{Buffer, Layout};
 use crate::device::{DeviceError, WeightSource};
 use pawl_shared::model_card::GgmlType;
 
+#[cfg(test)]
+pub use k_quants::{Sixteen, for_each_sixteen};
 pub use repack::pack_tiles;
 
 /// Rows of a tile.
@@ -54,6 +58,20 @@ pub struct Q8Pair {
     pub values: [[[u8; 4 * TILE]; 8]; 2],
 }
 
+/// 16 rows × 32 columns of `q · scale + minimum`, both for each 16 columns; byte group j is columns
+/// 4j to 4j + 3.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Q6Block {
+    /// f16, of both halves.
+    pub scale: [[u16; TILE]; 2],
+    /// f16
+    pub minimum: [[u16; TILE]; 2],
+    /// q, at most 63.
+    pub values: [[u8; 4 * TILE]; 8],
+}
+
+const _: () = assert!(size_of::<Q6Block>() == 10 * 64);
 const _: () = assert!(size_of::<Q4Block>() == 5 * 64 && size_of::<Q8Pair>() == 17 * 64);
 
 /// How a packed matrix encodes its values.
@@ -63,6 +81,8 @@ pub enum Kind {
     Q4,
     /// `q · scale`, q in -128..=127.
     Q8,
+    /// `q · scale + minimum` for each 16 columns, q in 0..=63: five and six bits.
+    Q6,
     /// Half floats.
     F16,
     /// Upper halves of f32.
@@ -72,13 +92,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind that holds `source` without loss.
+    /// The kind that holds `source`: without loss, but for what [`k_quants`] says.
     ///
     /// # Errors
     /// [`DeviceError::UnsupportedType`] where there is none.
     pub fn of(source: &WeightSource<'_>) -> Result<Self, DeviceError> {
         match source.dtype {
-            GgmlType::Q4_0 | GgmlType::Q4_1 => Ok(Self::Q4),
+            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4_K => Ok(Self::Q4),
+            GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5_K | GgmlType::Q6_K => Ok(Self::Q6),
             GgmlType::Q8_0 => Ok(Self::Q8),
             GgmlType::F16 => Ok(Self::F16),
             GgmlType::BF16 => Ok(Self::BF16),
@@ -89,7 +110,7 @@ impl Kind {
 
     /// Whether its products run on quantised activations.
     pub fn quantised(self) -> bool {
-        matches!(self, Self::Q4 | Self::Q8)
+        matches!(self, Self::Q4 | Self::Q8 | Self::Q6)
     }
 
     /// Bytes of a tile of 16 rows and `cols` columns.
@@ -98,6 +119,7 @@ impl Kind {
         match self {
             Self::Q4 => blocks * size_of::<Q4Block>(),
             Self::Q8 => blocks.div_ceil(2) * size_of::<Q8Pair>(),
+            Self::Q6 => blocks * size_of::<Q6Block>(),
             Self::F16 | Self::BF16 => cols * TILE * 2,
             Self::F32 => cols * TILE * 4,
         }
@@ -111,11 +133,12 @@ impl Kind {
 /// [`DeviceError::WrongSize`].
 pub fn check_source(source: &WeightSource<'_>) -> Result<Kind, DeviceError> {
     let kind = Kind::of(source)?;
-    if kind.quantised() && !source.cols.is_multiple_of(BLOCK) {
+    let block = source.dtype.block_len() as usize;
+    if !source.cols.is_multiple_of(block) {
         return Err(DeviceError::Shape {
             what: format!("row length of tensor {}", source.name),
             found: source.cols,
-            need: format!("{:?} needs a multiple of {BLOCK}", source.dtype),
+            need: format!("{:?} needs a multiple of {block}", source.dtype),
         });
     }
     let row_bytes = repack::row_bytes(source.dtype, source.cols);

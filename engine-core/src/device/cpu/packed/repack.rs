@@ -2,20 +2,14 @@
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Kind, PackedMatrix, Q4Block, Q8Pair, TILE};
+use super::k_quants::{SHARING, Sixteen, for_each_sixteen};
+use super::{BLOCK, Kind, PackedMatrix, Q4Block, Q6Block, Q8Pair, TILE};
 use crate::device::WeightSource;
 use pawl_shared::model_card::GgmlType;
 
 /// Bytes of a row of `cols` values in the file.
 pub fn row_bytes(dtype: GgmlType, cols: usize) -> usize {
-    let blocks = cols / BLOCK;
-    match dtype {
-        GgmlType::Q4_0 => blocks * 18,
-        GgmlType::Q4_1 => blocks * 20,
-        GgmlType::Q8_0 => blocks * 34,
-        GgmlType::F16 | GgmlType::BF16 => cols.saturating_mul(2),
-        _ => cols.saturating_mul(4),
-    }
+    (cols / dtype.block_len() as usize).saturating_mul(dtype.block_bytes() as usize)
 }
 
 /// Packs `tiles` tiles of `source`, from `first_tile` on, into `out`, which is zero.
@@ -36,6 +30,10 @@ pub fn pack_tiles(
                 GgmlType::Q4_0 => pack_q4_0(row, lane, out),
                 GgmlType::Q4_1 => pack_q4_1(row, lane, out),
                 GgmlType::Q8_0 => pack_q8_0(row, lane, out),
+                GgmlType::Q4_K => pack_q4_k(row, lane, out),
+                GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5_K | GgmlType::Q6_K => {
+                    pack_q6(source.dtype, row, lane, out);
+                }
                 GgmlType::F16 | GgmlType::BF16 => pack_plain::<2>(row, lane, out),
                 _ => pack_plain::<4>(row, lane, out),
             }
@@ -87,6 +85,32 @@ fn pack_q8_0(row: &[u8], lane: usize, tile: &mut [u8]) {
     }
 }
 
+/// Both halves of a block have the same scale and minimum.
+fn pack_q4_k(row: &[u8], lane: usize, tile: &mut [u8]) {
+    let blocks: &mut [Q4Block] = bytemuck::cast_slice_mut(tile);
+    let mut low = [0; SHARING];
+    for_each_sixteen(GgmlType::Q4_K, row, |index, Sixteen { scale, minimum, q }| {
+        if index % 2 == 0 {
+            low = q;
+        } else {
+            let nibbles: [u8; SHARING] = std::array::from_fn(|i| low[i] | q[i] << 4);
+            blocks[index / 2].set_row(lane, scale, minimum, &nibbles);
+        }
+    });
+}
+
+fn pack_q6(dtype: GgmlType, row: &[u8], lane: usize, tile: &mut [u8]) {
+    let blocks: &mut [Q6Block] = bytemuck::cast_slice_mut(tile);
+    for_each_sixteen(dtype, row, |index, Sixteen { scale, minimum, q }| {
+        let (block, half) = (&mut blocks[index / 2], index % 2);
+        block.scale[half][lane] = scale;
+        block.minimum[half][lane] = minimum;
+        for (group, four) in block.values[4 * half..].iter_mut().zip(q.chunks_exact(4)) {
+            group[4 * lane..][..4].copy_from_slice(four);
+        }
+    });
+}
+
 fn pack_plain<const BYTES: usize>(row: &[u8], lane: usize, tile: &mut [u8]) {
     for (value, out) in row.chunks_exact(BYTES).zip(tile.chunks_exact_mut(BYTES * TILE)) {
         out[BYTES * lane..][..BYTES].copy_from_slice(value);
@@ -122,6 +146,17 @@ impl PackedMatrix {
                     for (i, out) in out.iter_mut().enumerate() {
                         let value = f32::from(values[i / 4][4 * lane + i % 4]) - 128.0;
                         *out = value * half(scale[lane]);
+                    }
+                }
+            }
+            Kind::Q6 => {
+                let blocks: &[Q6Block] = bytemuck::cast_slice(tile);
+                for (block, out) in blocks.iter().zip(out.chunks_exact_mut(BLOCK)) {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let half_block = i / SHARING;
+                        let scale = half(block.scale[half_block][lane]);
+                        let minimum = half(block.minimum[half_block][lane]);
+                        *out = f32::from(block.values[i / 4][4 * lane + i % 4]) * scale + minimum;
                     }
                 }
             }
