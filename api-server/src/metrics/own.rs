@@ -1,11 +1,13 @@
 //! The `pawl:` families: what vLLM's catalogue has no name for.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{DecodeErrorKind, PawlStats};
+use pawl_shared::transport::{self, Violation};
 
 use super::register::{Registrar, Resolve};
 use super::table;
@@ -48,6 +50,7 @@ pub(super) struct OwnHandles {
     frames: [IntCounter; FrameKind::ALL.len()],
     frame_bytes: [IntCounter; FrameKind::ALL.len()],
     decode_errors: [IntCounter; DECODE_ERRORS],
+    violations: [IntCounter; Violation::ALL.len()],
     unknown_outputs: IntCounter,
     phases: [Histogram; 3],
     preemptions: IntCounter,
@@ -67,6 +70,8 @@ struct State {
     /// `step_counter` of the last step whose phases were observed, so that a frame that repeats
     /// a step's stats does not observe them twice.
     step_seen: AtomicU64,
+    /// Held by the scrape that brings counters up to date.
+    adding: Mutex<()>,
 }
 
 impl OwnHandles {
@@ -76,6 +81,7 @@ impl OwnHandles {
         let frames: IntCounterVec = at.counter(&table::FRAMES);
         let bytes: IntCounterVec = at.counter(&table::FRAME_BYTES);
         let errors: IntCounterVec = at.counter(&table::DECODE_ERRORS);
+        let violations: IntCounterVec = at.counter(&table::WIRE_VIOLATIONS);
         let phases: HistogramVec = at.histogram(&table::STEP_PHASE);
         let gauge = |spec, labels: &[&str]| -> Gauge {
             let family: GaugeVec = at.gauge(spec);
@@ -89,6 +95,7 @@ impl OwnHandles {
             frames: FrameKind::ALL.map(|kind| frames.at(&[kind.as_str()])),
             frame_bytes: FrameKind::ALL.map(|kind| bytes.at(&[kind.as_str()])),
             decode_errors: DecodeErrorKind::ALL.map(|kind| errors.at(&[kind.as_str()])),
+            violations: Violation::ALL.map(|kind| violations.at(&[kind.as_str()])),
             unknown_outputs: counter(&table::UNKNOWN_REQUEST_OUTPUTS, engine),
             phases: ["schedule", "execute", "update"].map(|phase| phases.at(&["0", phase])),
             preemptions: counter(&table::SCHEDULER_PREEMPTIONS, engine),
@@ -101,6 +108,7 @@ impl OwnHandles {
                 open: AtomicI64::new(0),
                 stats_at: AtomicU64::new(started.nanos()),
                 step_seen: AtomicU64::new(0),
+                adding: Mutex::default(),
             },
         }
     }
@@ -163,5 +171,12 @@ impl OwnHandles {
         self.core_up.set(f64::from(u8::from(self.state.up.load(Ordering::Relaxed))));
         self.in_flight.set(self.state.open.load(Ordering::Relaxed) as f64);
         self.recording.set(f64::from(u8::from(recording)));
+        if recording {
+            // Counted where the connections are. Two scrapes at once must not both add what is new.
+            let _one = self.state.adding.lock().expect("nothing here panics");
+            for (counter, (_, count)) in self.violations.iter().zip(transport::violations()) {
+                counter.inc_by(count.saturating_sub(counter.get()));
+            }
+        }
     }
 }

@@ -377,6 +377,9 @@ table! {
         "Bytes of messages from the core by kind.", "each message");
     DECODE_ERRORS = counter("pawl:decode_errors_total", &["kind"],
         "Messages from the core that could not be read, by what was wrong.", "each such message");
+    WIRE_VIOLATIONS = counter("pawl:wire_violations_total", &["kind"],
+        "Connections over tcp that were closed because their peer broke ZMTP's rules or a bound, \
+         by which (docs/wire.md).", "each such connection, seen at each scrape");
     UNKNOWN_REQUEST_OUTPUTS = counter("pawl:unknown_request_outputs_total", &["engine"],
         "Outputs for requests that have already ended here, dropped.", "each such output");
     STEP_PHASE = histogram("pawl:step_phase_seconds", Buckets::StepPhase, &["engine", "phase"],

@@ -84,6 +84,8 @@ pub(crate) struct OutputHandler {
     log_timing: bool,
     requests: HashMap<RequestId, OpenRequest>,
     parents: HashMap<u64, Parent>,
+    /// Messages that could not be read.
+    unreadable: u64,
     next_parent: u64,
     /// Where outputs for a process that was here before ours may come: our epoch, by which its
     /// requests are told apart.
@@ -105,6 +107,7 @@ impl OutputHandler {
             log_timing,
             requests: HashMap::new(),
             parents: HashMap::new(),
+            unreadable: 0,
             next_parent: 0,
             only_epoch: None,
             log: StatsLog::new(now),
@@ -245,7 +248,12 @@ impl OutputHandler {
             Err(error) => {
                 self.metrics.frame(FrameKind::Undecodable, bytes);
                 self.metrics.decode_error(error.kind);
-                tracing::warn!(%error, bytes, "a message of the core cannot be read");
+                self.unreadable += 1;
+                // A core that says nothing else must not fill the log.
+                if self.unreadable.is_power_of_two() {
+                    let count = self.unreadable;
+                    tracing::warn!(%error, bytes, count, "a message of the core cannot be read");
+                }
                 Folded { abort: self.unreadable(frames, now), ..Folded::default() }
             }
         }

@@ -2,7 +2,7 @@
 
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::Value;
-use pawl_shared::transport::Peer;
+use pawl_shared::transport::{self, Peer};
 
 use super::requests::LiveRequest;
 use super::{Engine, outbox};
@@ -55,6 +55,7 @@ impl Engine {
             ("requests_refused", counts(&counters.requests_refused)),
             ("duplicate_ids", count(counters.duplicate_ids)),
             ("undecodable", counts(&counters.undecodable)),
+            ("wire_violations", violations()),
             ("unexpected_messages", count(counters.unexpected_messages)),
             ("frontends", self.frontends()),
             ("requests", self.oldest_requests(listed, now)),
@@ -107,6 +108,12 @@ fn shortened(text: &str) -> Value {
 
 fn count(number: impl Into<i128>) -> Value {
     Value::Integer(number.into())
+}
+
+/// Of the whole process; kinds that have happened.
+fn violations() -> Value {
+    let happened = transport::violations().into_iter().filter(|(_, count)| *count > 0);
+    counts(&happened.map(|(kind, count)| (kind.as_str(), count)).collect())
 }
 
 fn counts<K: AsRef<str>>(counts: &std::collections::BTreeMap<K, u64>) -> Value {

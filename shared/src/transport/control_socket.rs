@@ -11,6 +11,7 @@ use zeromq::{
     ZmqMessage,
 };
 
+use super::guard::Gate;
 use super::listen::{Bound, SocketFile};
 use super::thread::{self, Thread};
 use super::{Address, TransportError};
@@ -50,7 +51,7 @@ impl ControlSocket {
         let mut listeners = Vec::new();
         let mut files = Vec::new();
         for bound in bound {
-            listeners.push(bound.listener);
+            listeners.push((bound.listener, bound.gate));
             files.extend(bound.file);
         }
         let runtime = thread::runtime().map_err(TransportError::Thread)?;
@@ -109,14 +110,18 @@ impl Drop for ControlSocket {
 }
 
 async fn serve(
-    listeners: Vec<zeromq::Listener>,
+    listeners: Vec<(zeromq::Listener, Option<Gate>)>,
     events: mpsc::Sender<ControlEvent>,
     mut replies: mpsc::Receiver<(PeerId, Bytes)>,
 ) -> Result<(), zeromq::ZmqError> {
     let mut router = RouterSocket::new();
     let monitor = router.monitor();
-    for listener in listeners {
+    let mut gates = Vec::new();
+    for (listener, gate) in listeners {
         router.bind_listener(listener).await?;
+        if let Some(gate) = gate {
+            gates.push(gate.open()?);
+        }
     }
     let (mut sender, receiver) = router.split();
     tokio::select! {
@@ -124,7 +129,7 @@ async fn serve(
         () = watch(monitor, &events) => {}
         () = write(&mut sender, &mut replies) => {}
     }
-    drop(sender);
+    drop((sender, gates));
     thread::writers_done(Duration::from_secs(60)).await;
     Ok(())
 }

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use super::control_socket::{ControlEvent, ControlSocket};
 use super::dialer::{DialCommand, DialEvent, Dialer};
+use super::guard::{CONTROL_CONNECTIONS_MAX, Limits};
 use super::link::{self, LinkEvent, LinkPlan};
 use super::outbox::SharedOutbox;
 use super::tap::Taps;
@@ -143,11 +144,11 @@ impl CoreEndpoint {
             if !address.is_local() {
                 tracing::warn!(
                     %address,
-                    "the core listens beyond this machine: nothing is encrypted or authenticated, \
-                     and a hostile peer can end the process; use an isolated network"
+                    "the core listens beyond this machine: nothing is encrypted or authenticated; \
+                     use an isolated network"
                 );
             }
-            bound.push(listen::bind(address)?);
+            bound.push(listen::bind(address, Limits::CONTROL, CONTROL_CONNECTIONS_MAX)?);
         }
         let control = ControlSocket::start(bound)?;
         let now = config.clock.now();

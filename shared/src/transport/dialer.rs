@@ -7,6 +7,7 @@ use futures::channel::mpsc as monitor;
 use tokio::sync::mpsc;
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend};
 
+use super::guard::{self, Limits};
 use super::link::{engine_identity, lost, socket_options};
 use super::thread::{self, Thread};
 use super::{Address, TransportError};
@@ -127,7 +128,8 @@ impl Handshake<'_> {
             let options = socket_options(Some(identity), CONNECT_TIMEOUT);
             let mut dealer = DealerSocket::with_options(options);
             let monitor = dealer.monitor();
-            match dealer.connect(&self.address.to_string()).await {
+            match guard::connect(&mut dealer, self.address, Limits::CONTROL, CONNECT_TIMEOUT).await
+            {
                 Ok(()) => return (dealer, monitor),
                 Err(error) => tracing::trace!(address = %self.address, %error, "no handshake"),
             }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
+use super::guard::{CONTROL_CONNECTIONS_MAX, Gate, Limits};
 use super::listen::{self, Bound};
 use super::pair::engine_index_of;
 use super::thread::{self, Thread};
@@ -33,7 +34,7 @@ impl HandshakeDesk {
     /// # Errors
     /// When the address cannot be had.
     pub async fn bind(address: &Address, pairs: &ListedPairs) -> Result<Self, TransportError> {
-        let bound = listen::bind(address)?;
+        let bound = listen::bind(address, Limits::CONTROL, CONTROL_CONNECTIONS_MAX)?;
         let address = bound.address.clone();
         let (inputs, outputs) = pairs.as_told().unzip();
         let init = HandshakeInit { inputs, outputs, ..HandshakeInit::default() }.encode();
@@ -44,27 +45,33 @@ impl HandshakeDesk {
             let Ok(runtime) = thread::runtime() else { return };
             thread::run_on(runtime, async {
                 let mut router = RouterSocket::new();
-                let Bound { listener, file, .. } = bound;
-                let result = router.bind_listener(listener).await;
-                let failed = result.is_err();
-                let _ = listening.send(result.map(drop));
-                if failed {
-                    return;
-                }
+                let Bound { listener, file, gate, .. } = bound;
+                let bound = async {
+                    router.bind_listener(listener).await.map_err(std::io::Error::other)?;
+                    gate.map(Gate::open).transpose()
+                };
+                let gate = match bound.await {
+                    Ok(gate) => {
+                        let _ = listening.send(Ok(()));
+                        gate
+                    }
+                    Err(error) => {
+                        let _ = listening.send(Err(error));
+                        return;
+                    }
+                };
                 tokio::select! {
                     () = answer(&mut router, init, opened) => {}
                     _ = wishes.changed() => {}
                 }
-                drop(router);
+                drop((router, gate));
                 thread::writers_done(LINGER).await;
                 drop(file);
             });
         })?;
         match is_listening.await {
             Ok(Ok(())) => Ok(Self { address, open, _thread: thread }),
-            Ok(Err(error)) => {
-                Err(TransportError::Bind { address: at, cause: std::io::Error::other(error) })
-            }
+            Ok(Err(cause)) => Err(TransportError::Bind { address: at, cause }),
             Err(_) => {
                 let cause = std::io::Error::other("its thread has ended");
                 Err(TransportError::Bind { address: at, cause })

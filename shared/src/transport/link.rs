@@ -12,6 +12,7 @@ use zeromq::{
     SocketSend, ZmqError, ZmqMessage,
 };
 
+use super::guard::{self, Limits};
 use super::outbox::SharedOutbox;
 use super::thread::{self, Thread, Wish};
 use super::{Address, TransportError};
@@ -138,12 +139,16 @@ async fn connect(
     push: &mut PushSocket,
 ) -> Result<(), LeaveReason> {
     let unreachable = |error: &dyn std::fmt::Display| LeaveReason::Unreachable(error.to_string());
-    for address in [&plan.input, &plan.output] {
-        // Ours are stricter than the crate's, which panics on some addresses.
-        address.parse::<Address>().map_err(|error| unreachable(&error))?;
-    }
-    dealer.connect(&plan.input).await.map_err(|error| unreachable(&error))?;
-    push.connect(&plan.output).await.map_err(|error| unreachable(&error))?;
+    // Ours are stricter than the crate's, which panics on some addresses.
+    let address = |text: &str| text.parse::<Address>().map_err(|error| unreachable(&error));
+    let (input, output) = (address(&plan.input)?, address(&plan.output)?);
+    guard::connect(dealer, &input, Limits::DATA, CONNECT_TIMEOUT)
+        .await
+        .map_err(|error| unreachable(&error))?;
+    // Nothing is ever read from it.
+    guard::connect(push, &output, Limits::CONTROL, CONNECT_TIMEOUT)
+        .await
+        .map_err(|error| unreachable(&error))?;
     let ready = ZmqMessage::try_from(plan.ready.clone()).map_err(|error| unreachable(&error))?;
     dealer.send(ready).await.map_err(|error| unreachable(&error))
 }

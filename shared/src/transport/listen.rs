@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{Mode, fchmod};
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::guard::{Gate, Limits};
 use super::{Address, TransportError};
 
 const BACKLOG: i32 = 1024;
@@ -18,6 +19,8 @@ pub(super) struct Bound {
     pub(super) listener: zeromq::Listener,
     pub(super) address: Address,
     pub(super) file: Option<SocketFile>,
+    /// What stands before the listener, if the address is of tcp.
+    pub(super) gate: Option<Gate>,
 }
 
 /// The file of a unix socket: removed when dropped, unless another socket has taken its place.
@@ -36,7 +39,12 @@ impl Drop for SocketFile {
     }
 }
 
-pub(super) fn bind(address: &Address) -> Result<Bound, TransportError> {
+/// Binds. Over tcp at most `connections_max` peers, whose messages are held to `limits`.
+pub(super) fn bind(
+    address: &Address,
+    limits: Limits,
+    connections_max: usize,
+) -> Result<Bound, TransportError> {
     let failed = |cause| TransportError::Bind { address: address.to_string(), cause };
     match address {
         Address::Ipc(path) => {
@@ -45,13 +53,14 @@ pub(super) fn bind(address: &Address) -> Result<Bound, TransportError> {
             let listener = bind_unix(path).map_err(failed)?;
             let inode = std::fs::symlink_metadata(path).map_err(failed)?.ino();
             let file = Some(SocketFile { path: path.clone(), inode });
-            Ok(Bound { listener: listener.into(), address: address.clone(), file })
+            Ok(Bound { listener: listener.into(), address: address.clone(), file, gate: None })
         }
         Address::Tcp { host, port } => {
             let listener = TcpListener::bind((host.as_str(), *port)).map_err(failed)?;
             let port = listener.local_addr().map_err(failed)?.port();
             let address = Address::Tcp { host: host.clone(), port };
-            Ok(Bound { listener: listener.into(), address, file: None })
+            let (inside, gate) = Gate::new(listener, limits, connections_max)?;
+            Ok(Bound { listener: inside.into(), address, file: None, gate: Some(gate) })
         }
     }
 }
@@ -108,7 +117,7 @@ fn remove_stale(address: &Address, path: &Path) -> Result<(), TransportError> {
 
 /// Binds with mode 0600 from the first moment on: the mode of the unbound socket, less the umask,
 /// becomes that of its file.
-fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
+pub(super) fn bind_unix(path: &Path) -> std::io::Result<UnixListener> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)
         .map_err(|errno| std::io::Error::from_raw_os_error(errno as i32))?;

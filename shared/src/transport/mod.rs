@@ -17,10 +17,9 @@
 //!
 //! What guards these sockets: ipc lies in a folder with mode 0700 ([`SocketDir`]), its sockets have
 //! mode 0600. A folder that somebody else made is told if others can enter it, and refused if they
-//! can write into it. Over tcp there is no such guard yet: a frame length of 2^40 in a ZMTP header
-//! makes the crate reserve that much and the process abort, even before the handshake is over, and
-//! nothing is encrypted. So tcp belongs on loopback or an isolated network, and a core that listens
-//! on anything else says so.
+//! can write into it. Over tcp every byte of a peer is checked before the crate sees it (`guard`),
+//! but nobody is asked who he is and nothing is encrypted. So tcp belongs on loopback or on a
+//! network of its own, and a core that listens on anything else says so.
 
 mod address;
 mod control_socket;
@@ -28,6 +27,7 @@ mod core_endpoint;
 mod dialer;
 mod epoch;
 mod frontend_endpoint;
+mod guard;
 mod handshake_desk;
 mod link;
 mod listed;
@@ -48,6 +48,7 @@ pub use core_endpoint::{CoreEndpoint, CoreEndpointConfig, CoreEvent};
 pub use frontend_endpoint::{
     CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender,
 };
+pub use guard::{Violation, violations};
 pub use handshake_desk::HandshakeDesk;
 pub use listed::{ListedPair, ListedPairs};
 pub use socket_dir::SocketDir;

@@ -12,8 +12,9 @@ use zeromq::{
 };
 
 use super::frontend_endpoint::Driver;
+use super::guard::{self, CONTROL_CONNECTIONS_MAX, Limits, OpenGate};
 use super::link::{engine_identity, socket_options};
-use super::listen::{self, SocketFile};
+use super::listen::{self, Bound, SocketFile};
 use super::{Address, CoreAt, TransportError};
 use crate::protocol::{EngineHello, HandshakeInit, HelloStatus};
 use crate::rendezvous::{FrontendInput, PairSocket};
@@ -21,6 +22,11 @@ use crate::rendezvous::{FrontendInput, PairSocket};
 /// A core that listens answers at once; one that is hung is tried again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
+
+/// Connections over tcp to each socket of an epoch; a newcomer beyond is closed at once. They are
+/// for the core that was told of them: what another peer said would be taken for the core's word,
+/// and its bytes for bytes of the core's credit.
+const CORES_MAX: usize = 1;
 
 pub(super) struct Pair {
     pub(super) control: Control,
@@ -32,7 +38,14 @@ pub(super) struct Pair {
     /// As the core must write them.
     pub(super) input: Address,
     pub(super) output: Address,
-    _files: Vec<SocketFile>,
+    _held: Held,
+}
+
+/// What goes with the sockets of an epoch.
+#[derive(Default)]
+struct Held {
+    files: Vec<SocketFile>,
+    gates: Vec<OpenGate>,
 }
 
 /// The socket of the first contact.
@@ -57,13 +70,14 @@ impl Pair {
         core: &CoreAt,
         epoch: u64,
     ) -> Result<Self, TransportError> {
-        let mut files = Vec::new();
+        let mut held = Held::default();
         // The control connection first: nothing is bound for a core that is not there.
         let (control, address) = match core {
             CoreAt::Join(address) => (connect(address).await, address),
             CoreAt::AwaitCore(address) => {
                 let mut router = RouterSocket::new();
-                bind(&mut router, address, &mut files).await?;
+                bind(&mut router, address, &mut held, (Limits::CONTROL, CONTROL_CONNECTIONS_MAX))
+                    .await?;
                 let (sender, receiver) = router.split();
                 (Control::Awaiting { receiver, sender }, address)
             }
@@ -77,8 +91,8 @@ impl Pair {
         let router_monitor = router.monitor();
         let mut pull = PullSocket::new();
         let pull_monitor = pull.monitor();
-        let input = bind(&mut router, &input, &mut files).await?;
-        let output = bind(&mut pull, &output, &mut files).await?;
+        let input = bind(&mut router, &input, &mut held, (Limits::CONTROL, CORES_MAX)).await?;
+        let output = bind(&mut pull, &output, &mut held, (Limits::DATA, CORES_MAX)).await?;
         let (router_sender, router) = router.split();
         Ok(Self {
             control,
@@ -89,7 +103,7 @@ impl Pair {
             pull_monitor,
             input: driver.advertised(input),
             output: driver.advertised(output),
-            _files: files,
+            _held: held,
         })
     }
 }
@@ -99,7 +113,7 @@ async fn connect(core: &Address) -> Control {
     loop {
         let mut dealer = DealerSocket::with_options(socket_options(None, CONNECT_TIMEOUT));
         let monitor = dealer.monitor();
-        match dealer.connect(&core.to_string()).await {
+        match guard::connect(&mut dealer, core, Limits::CONTROL, CONNECT_TIMEOUT).await {
             Ok(()) => {
                 let (sender, receiver) = dealer.split();
                 return Control::Joining { receiver, sender, monitor };
@@ -126,15 +140,18 @@ fn addresses(
 async fn bind(
     socket: &mut impl Socket,
     address: &Address,
-    files: &mut Vec<SocketFile>,
+    held: &mut Held,
+    (limits, connections_max): (Limits, usize),
 ) -> Result<Address, TransportError> {
-    let bound = listen::bind(address)?;
-    files.extend(bound.file);
-    socket.bind_listener(bound.listener).await.map_err(|error| TransportError::Bind {
-        address: bound.address.to_string(),
-        cause: std::io::Error::other(error),
-    })?;
-    Ok(bound.address)
+    let Bound { listener, address, file, gate } = listen::bind(address, limits, connections_max)?;
+    let failed = |cause| TransportError::Bind { address: address.to_string(), cause };
+    held.files.extend(file);
+    let bound = socket.bind_listener(listener).await;
+    bound.map_err(|error| failed(std::io::Error::other(error)))?;
+    if let Some(gate) = gate {
+        held.gates.push(gate.open().map_err(failed)?);
+    }
+    Ok(address)
 }
 
 impl Control {

@@ -1,6 +1,7 @@
 //! Real sockets, both ends in one process. Every wait is for an event and has a deadline.
 
 mod ending;
+mod guard;
 mod handshake;
 mod joining;
 mod places;
