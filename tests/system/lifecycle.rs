@@ -104,7 +104,7 @@ pub fn admin_of(run: &Run, index: usize) -> Option<Client> {
 }
 
 /// The two ports in a port file, once it is there.
-fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
+pub fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
     let text = std::fs::read_to_string(run.path(name)).ok()?;
     let bound: Value = serde_json::from_str(&text).ok()?;
     let client = |name: &str| Client::new(u16::try_from(bound[name].as_u64().unwrap()).unwrap());

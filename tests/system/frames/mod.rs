@@ -89,7 +89,7 @@ fn refused(run: &Run, args: &[&str], words: &[&str]) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-fn status(run: &Run) -> Value {
+pub fn status(run: &Run) -> Value {
     let printed = printed(run, &["call", &run.core_address(), "pawl_status", "--json"]);
     serde_json::from_str(&printed).unwrap()
 }

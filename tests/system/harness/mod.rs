@@ -6,6 +6,7 @@
 pub mod exposition;
 mod http;
 mod metrics;
+mod proc;
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 pub use http::{Answer, Client, SseStream};
 pub use metrics::Scrape;
+pub use proc::{cpu_time, listening_ports, resident_kib};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -132,9 +134,14 @@ impl Run {
 
     /// An api-server of this run's core, ready to serve.
     pub fn frontend(&self, name: &str, extra: &[&str]) -> Frontend {
-        let (address, ports) = (self.core_address(), self.path(&format!("{name}.ports")));
+        self.frontend_of(&self.core_address(), name, extra)
+    }
+
+    /// [`Self::frontend`] of the core at `address`.
+    pub fn frontend_of(&self, address: &str, name: &str, extra: &[&str]) -> Frontend {
+        let ports = self.path(&format!("{name}.ports"));
         let ports_text = ports.display().to_string();
-        let mut args = vec!["api-server", "--core", &address, "--port", "0", "--admin-port", "0"];
+        let mut args = vec!["api-server", "--core", address, "--port", "0", "--admin-port", "0"];
         args.extend(["--port-file", &ports_text]);
         args.extend(extra);
         let process = self.pawl(name, &args);
