@@ -94,7 +94,7 @@ impl Fleet {
         };
         Self {
             heartbeat,
-            own_clock: OwnClock::default(),
+            own_clock: OwnClock::new(now),
             last_tick: now,
             members: roles.iter().map(member).collect(),
             sum: FleetSum::new(roles.len()),

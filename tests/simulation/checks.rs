@@ -131,11 +131,14 @@ impl World {
     }
 
     /// A frontend's client hears something.
-    pub fn check_event(&mut self, index: usize, event: &FrontendEvent) {
-        if let FrontendEvent::Down { .. } | FrontendEvent::Hung { .. } = event {
-            let now = self.now();
-            assert!(now <= self.excused[index], "nothing is wrong, but frontend {index} {event:?}");
-        }
+    pub fn check_event(&self, index: usize, event: &FrontendEvent) {
+        let now = self.now();
+        let excused = match event {
+            FrontendEvent::Down { .. } => self.excused[index],
+            FrontendEvent::Hung { .. } => self.excused[index].max(self.hang_excused),
+            _ => return,
+        };
+        assert!(now <= excused, "nothing explains why frontend {index} hears {event:?}");
     }
 
     pub fn remember_gauges(&mut self) {
@@ -216,7 +219,8 @@ impl World {
     /// Whether nothing has been wrong with `index` or the core for a while.
     fn undisturbed(&self, index: usize, for_at_least: Duration) -> bool {
         let Some(core) = &self.core else { return false };
-        let quiet = self.now() > self.excused[index] + nanos(for_at_least);
+        let excused = self.excused[index].max(self.hang_excused);
+        let quiet = self.now() > excused + nanos(for_at_least);
         quiet && core.ready && self.core_stopped.is_none() && self.stopped[index].is_none()
     }
 

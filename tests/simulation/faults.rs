@@ -14,6 +14,9 @@ const GRACE: Duration = Duration::from_secs(4);
 /// the work takes which is left: ten seconds until the last silence is noticed, and some more.
 const SETTLES_WITHIN: Duration = Duration::from_secs(30);
 
+/// A core that stands still for no longer loses no frontend, even if it does so twice in a row.
+const BORNE: Duration = Duration::from_secs(25);
+
 /// The end of something that went wrong.
 #[derive(Clone, Debug)]
 pub enum Heal {
@@ -34,6 +37,15 @@ impl World {
     pub fn excuse_all(&mut self, lasts: Duration) {
         for index in 0..FRONTENDS {
             self.excuse(index, lasts);
+        }
+    }
+
+    /// The core stands still, which shows, but is borne unless it is for very long.
+    fn excuse_standstill(&mut self, lasts: Duration) {
+        let until = self.now() + nanos(lasts + GRACE);
+        self.hang_excused = self.hang_excused.max(until);
+        if lasts > BORNE {
+            self.excuse_all(lasts + GRACE);
         }
     }
 
@@ -153,7 +165,7 @@ impl World {
         let lasts = Duration::from_millis(lasts);
         self.note(format_args!("core {life} is stopped for {lasts:?}"));
         self.core_stopped = Some(self.now());
-        self.excuse_all(lasts + GRACE);
+        self.excuse_standstill(lasts);
         self.schedule(lasts, Event::Heal(Heal::ContinueCore(life)));
     }
 
@@ -169,7 +181,7 @@ impl World {
         let lasts = self.chance.pick(&[2000, 8000, 13_000, 64_000]);
         let lasts = Duration::from_millis(lasts);
         self.note(format_args!("the runner of core {life} hangs for {lasts:?}"));
-        self.excuse_all(lasts + GRACE);
+        self.excuse_standstill(lasts);
         self.schedule(lasts, Event::Heal(Heal::Unhang(life)));
     }
 

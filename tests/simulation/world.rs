@@ -102,6 +102,8 @@ pub struct World {
     pub slow_takers: [bool; FRONTENDS],
     /// Until when a frontend's trouble has a known cause.
     pub excused: [u64; FRONTENDS],
+    /// The same for trouble that must not cost a frontend its core.
+    pub hang_excused: u64,
     /// The core's life that a frontend's client last heard of.
     pub joined_core: [Option<u32>; FRONTENDS],
     /// When it last heard that it is up.
@@ -129,7 +131,10 @@ pub fn try_run(seed: u64) -> Result<History, String> {
     outcome.map_err(|panic| {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-        format!("seed {seed}: {why}\n{}", world.trace.end())
+        let why = format!("seed {seed}: {why}\n{}", world.trace.end());
+        // Whatever panicked may have left a lock poisoned, which its destructors would take.
+        std::mem::forget(world);
+        why
     })
 }
 
@@ -160,6 +165,7 @@ impl World {
             backlogs: [const { Vec::new() }; FRONTENDS],
             slow_takers: [false; FRONTENDS],
             excused: [0; FRONTENDS],
+            hang_excused: 0,
             joined_core: [None; FRONTENDS],
             up_at: [0; FRONTENDS],
             calm: false,

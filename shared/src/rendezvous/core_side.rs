@@ -104,7 +104,7 @@ impl CoreRendezvous {
         Self {
             engine_index,
             heartbeat,
-            own_clock: OwnClock::default(),
+            own_clock: OwnClock::new(now),
             taps_only: false,
             ready: false,
             progress: 0,

@@ -104,7 +104,7 @@ impl FrontendRendezvous {
             instance,
             pid,
             heartbeat,
-            own_clock: OwnClock::default(),
+            own_clock: OwnClock::new(now),
             phase: Phase::Closed,
             epoch: epoch_base,
             heard: now,

@@ -30,19 +30,25 @@ impl Default for HeartbeatConfig {
 
 /// Notices that this process was itself stopped (SIGSTOP, a suspended machine, a debugger): what
 /// its peers said meanwhile lies unread in its sockets, so it must not judge their silence yet.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct OwnClock {
-    last: Option<Stamp>,
+    last: Stamp,
     jumped_at: Option<Stamp>,
 }
 
 impl OwnClock {
+    /// The clock of a process that runs at `now`: it may be stopped before it looks a first time.
+    #[must_use]
+    pub fn new(now: Stamp) -> Self {
+        Self { last: now, jumped_at: None }
+    }
+
     /// Takes note of the time, to be called each interval; whether it jumped since the last call.
     pub fn jumped(&mut self, now: Stamp, config: &HeartbeatConfig) -> bool {
         // Calls come each interval, so only what goes beyond that is a jump.
         let allowed = config.own_jump.max(config.interval);
-        let jumped = self.last.is_some_and(|last| now.since(last) > allowed);
-        self.last = Some(now);
+        let jumped = now.since(self.last) > allowed;
+        self.last = now;
         if jumped {
             self.jumped_at = Some(now);
         }

@@ -366,6 +366,45 @@ fn a_core_that_was_stopped_reads_before_it_judges() {
 }
 
 #[test]
+fn a_core_that_was_stopped_in_its_first_second_reads_before_it_judges() {
+    insta::assert_snapshot!(check(
+        "
+        ready
+        join A alice 1
+        join B bob 1
+        up 0
+        up 1
+        wait 30000
+        tick
+        ping B 1
+        beats 1
+        beats 1
+        "
+    ), @r#"
+    > ready
+    > join A alice 1
+        open link 0 to ipc:///in-alice-1, acknowledges: true
+    > join B bob 1
+        open link 1 to ipc:///in-bob-1, acknowledges: true
+    > up 0
+        reply to A: Welcome { client_index: 0, epoch: 1, engine_index: 0 }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 1)", role: Frontend }
+    > up 1
+        reply to B: Welcome { client_index: 1, epoch: 1, engine_index: 0 }
+        Joined { client: ClientId(1), peer: "frontend bob (pid 7, epoch 1)", role: Frontend }
+    > wait 30000
+    > tick
+    > ping B 1
+        reply to B: Pong { epoch: 1, seq: 1, progress: 0, busy: false }
+    > beats 1
+    > beats 1
+        CloseLink { client: ClientId(0) }
+        reply to A: Gone { epoch: 1, reason: "it was silent for too long" }
+        Left { client: ClientId(0), reason: Silent, role: Frontend }
+    "#);
+}
+
+#[test]
 fn garbage_is_counted_and_an_ack_needs_its_epoch() {
     insta::assert_snapshot!(check(
         "
