@@ -26,5 +26,6 @@ mod operators;
 mod prometheus;
 mod python;
 mod recording;
+mod scraping;
 mod streams;
 mod weights;

@@ -187,6 +187,97 @@ fn the_age_of_the_stats_grows_from_the_start() {
     assert!(page.contains("pawl:stats_age_seconds{engine=\"0\"} 1.5\n"));
 }
 
+/// A scrape that takes for ever delays nothing that is counted meanwhile, by a frame or an answer.
+#[test]
+fn a_scrape_under_way_holds_nothing_that_counting_needs() {
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::time::Duration;
+
+    /// One of the registry's collectors, which stands still in the middle of a scrape.
+    struct Stuck {
+        description: prometheus::core::Desc,
+        entered: Mutex<SyncSender<()>>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl prometheus::core::Collector for Stuck {
+        fn desc(&self) -> Vec<&prometheus::core::Desc> {
+            vec![&self.description]
+        }
+
+        fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
+            self.entered.lock().expect(UNPOISONED).send(()).expect("the test waits");
+            self.go_on.lock().expect(UNPOISONED).recv().expect("the test says so");
+            Vec::new()
+        }
+    }
+
+    let patience = Duration::from_secs(20);
+    let metrics = Arc::new(with_everything());
+    let engine = metrics.engine("a \"quoted\" name", 0, 2048);
+    let (entered, has_entered) = sync_channel(1);
+    let (let_on, go_on) = sync_channel(1);
+    let labels = std::collections::HashMap::new();
+    let description = prometheus::core::Desc::new("stuck".into(), "-".into(), vec![], labels);
+    let stuck = Stuck {
+        description: description.expect("a name"),
+        entered: Mutex::new(entered),
+        go_on: Mutex::new(go_on),
+    };
+    metrics.registry.register(Box::new(stuck)).expect("no other of that name");
+    let scrape = std::thread::spawn({
+        let metrics = metrics.clone();
+        move || metrics.snapshot()
+    });
+    has_entered.recv_timeout(patience).expect("a scrape has begun");
+
+    let (done, is_done) = sync_channel(1);
+    let counting = std::thread::spawn({
+        let metrics = metrics.clone();
+        move || {
+            let stats = IterationStats {
+                outputs: 1,
+                generation_tokens: 7,
+                first_token_seconds: vec![0.1],
+                inter_token_seconds: vec![0.1],
+                refused: vec![AdmissionReason::QueueFull],
+                ..IterationStats::default()
+            };
+            metrics.record_iteration(&engine, &stats);
+            let stats = crate::output_handler::tests::stats();
+            metrics.record_scheduler(
+                &engine,
+                &stats,
+                true,
+                pawl_shared::clock::Stamp::from_nanos(1),
+            );
+            metrics.frame(FrameKind::Step, 100);
+            metrics.open_requests(3);
+            metrics.core_up(true);
+            metrics.admission_rejected(AdmissionReason::Draining);
+            metrics.http_started();
+            metrics.http_observed(&HttpObservation {
+                method: "POST",
+                handler: "/v1/chat/completions",
+                status: 200,
+                seconds: 0.25,
+                request_bytes: 10,
+                response_bytes: 1000,
+            });
+            metrics.engine_gone(&engine);
+            done.send(()).expect("the test waits");
+        }
+    });
+    is_done.recv_timeout(patience).expect("counted while a scrape stands still");
+    let_on.send(()).expect("the scrape waits");
+    scrape.join().expect("the scrape ends");
+    counting.join().expect("counting ends");
+    let_on.send(()).expect("the next scrape asks for it");
+    let page = page(&metrics, Format::Text004);
+    assert!(page.contains("vllm:generation_tokens_total{engine=\"0\",model_name=\"a \\\"quoted"));
+    assert!(page.contains("name\"} 7\n"), "{page}");
+}
+
 /// Processes of a few MB, not a few kB: the scale of the process series.
 #[test]
 fn this_process_is_shown() {

@@ -571,4 +571,4 @@ fn milliseconds(time: std::time::Duration) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -18,7 +18,7 @@ use crate::detokenizer::tests::TokenTable;
 use crate::metrics::{Format, MetricsConfig};
 
 /// The stats of an engine that does nothing.
-pub(in crate::output_handler) fn stats() -> SchedulerStats {
+pub(crate) fn stats() -> SchedulerStats {
     SchedulerStats {
         num_running_reqs: 0,
         num_waiting_reqs: 0,
