@@ -167,6 +167,7 @@ fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
 }
 
 fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {
+    crate::cli::warn_of_threads(flags.threads);
     CpuConfig {
         threads: flags.threads,
         kv_cache_dtype: flags.kv_cache_dtype.into(),

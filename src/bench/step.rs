@@ -38,7 +38,7 @@ pub struct BenchStepArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_rounds: u32,
     /// Compute threads [default: one for each physical core that this process may use]
-    #[arg(long)]
+    #[arg(long, value_parser = crate::cli::threads)]
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels [default: the best there is]
     #[arg(long, value_name = "ISA", value_parser = ["scalar", "avx2", "avx512"])]
@@ -89,6 +89,7 @@ fn load(args: &BenchStepArgs, bench: StepBench) -> anyhow::Result<CpuRunner> {
     let path = crate::model::resolve_model(args.model.as_deref())?;
     let file = GgufFile::open(&path)?;
     let sequence = (bench.context + bench.decode_steps).max(bench.prefill);
+    crate::cli::warn_of_threads(args.threads);
     let mut config = CpuConfig {
         threads: args.threads,
         kv_cache_dtype: args.kv_cache_dtype.into(),

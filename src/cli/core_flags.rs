@@ -85,7 +85,7 @@ pub struct CoreFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_isa: Option<String>,
     /// Compute threads [default: one for each physical core that this process may use]
-    #[arg(long, env = "PAWL_THREADS", help_heading = "Model")]
+    #[arg(long, env = "PAWL_THREADS", help_heading = "Model", value_parser = threads)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
 
@@ -262,6 +262,31 @@ fn model_len(text: &str) -> Result<Count, String> {
 fn share(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..1.0).contains(value));
     value.ok_or_else(|| "write a number from 0 to below 1".into())
+}
+
+/// Compute threads at most: no machine has more processors that would help one model, and each
+/// thread costs time at the start and at every step.
+const THREADS_MAX: usize = 1024;
+
+/// `--threads`
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(threads) if (1..=THREADS_MAX).contains(&threads) => Ok(threads),
+        _ => Err(format!(
+            "write a number from 1 to {THREADS_MAX}, or leave it out for one thread a physical core"
+        )),
+    }
+}
+
+/// Says so where there are more threads than processors: they only wait for one another.
+pub fn warn_of_threads(threads: Option<usize>) {
+    let processors = pawl_engine_core::device::cpu::allowed_cores().len();
+    if let Some(threads) = threads.filter(|threads| processors > 0 && *threads > processors) {
+        tracing::warn!(
+            "--threads {threads} is more than the {processors} processors that this process may \
+             use: steps will be slow; lower it, or leave it out"
+        );
+    }
 }
 
 impl CoreFlags {

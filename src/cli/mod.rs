@@ -16,7 +16,9 @@ mod units;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use api_flags::{ApiFlags, RequestTiming};
-pub use core_flags::{CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy};
+pub use core_flags::{
+    CoreFlags, DeviceKind, KvCacheDtype, RunnerKind, SchedulingPolicy, threads, warn_of_threads,
+};
 #[cfg(test)]
 pub use environment::unknown_variables;
 pub use file::{remove_flag_variables, write_config};

@@ -191,6 +191,18 @@ fn a_core_that_is_elsewhere_takes_no_flags_here() {
 }
 
 #[test]
+fn threads_are_at_least_one_and_boundedly_many() {
+    assert_eq!(serve(&["--threads", "1024"]).core.threads, Some(1024));
+    for bad in ["0", "1025", "10000", "-1", "many"] {
+        for command in ["serve", "engine-core"] {
+            let flag = format!("--threads={bad}");
+            let error = parse(&[command, &flag, "--listen", "ipc:///tmp/x/core"]).unwrap_err();
+            assert!(command == "serve" || error.contains("from 1 to 1024"), "{bad}: {error}");
+        }
+    }
+}
+
+#[test]
 fn origins_as_json_are_refused_rather_than_taken_for_names() {
     let error = parse(&["serve", "--allowed-origins", "[\"*\"]"]).unwrap_err();
     assert!(error.contains("without brackets"), "{error}");

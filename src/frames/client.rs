@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pawl_shared::protocol::{
-    ClientMessage, EngineCoreOutput, EngineMessage, RequestId, UtilityCall, UtilityReply, Value,
+    ClientMessage, EngineCoreOutput, EngineMessage, ReadyResponse, RequestId, UtilityCall,
+    UtilityReply, Value,
 };
 use pawl_shared::transport::{
     Address, CoreAt, FrontendEndpoint, FrontendEndpointConfig, FrontendEvent, FrontendSender,
@@ -26,6 +27,8 @@ pub struct CoreClient {
     requests: u64,
     calls: u64,
     is_up: bool,
+    /// Tokens of prompt and answer together at most, as the core says.
+    pub max_model_len: u64,
 }
 
 /// What a client hears of its core.
@@ -49,8 +52,16 @@ impl CoreClient {
         knock(address)?;
         let config = FrontendEndpointConfig::new(CoreAt::Join(address.clone()));
         let (endpoint, sender) = FrontendEndpoint::start(config).await?;
-        let mut client =
-            Self { endpoint, sender, client: 0, epoch: 0, requests: 0, calls: 0, is_up: false };
+        let mut client = Self {
+            endpoint,
+            sender,
+            client: 0,
+            epoch: 0,
+            requests: 0,
+            calls: 0,
+            is_up: false,
+            max_model_len: u64::MAX,
+        };
         match tokio::time::timeout(patience, client.joined()).await {
             Ok(joined) => joined.with_context(|| format!("cannot join the core at {address}"))?,
             Err(_) => bail!(
@@ -69,7 +80,9 @@ impl CoreClient {
     pub async fn joined(&mut self) -> anyhow::Result<()> {
         loop {
             match self.endpoint.next().await {
-                FrontendEvent::Up { client_index, epoch, .. } => {
+                FrontendEvent::Up { client_index, epoch, ready, .. } => {
+                    let ready = ReadyResponse::decode(&ready).context("its ready response")?;
+                    self.max_model_len = ready.max_model_len;
                     (self.client, self.epoch, self.is_up) = (client_index, epoch, true);
                     return Ok(());
                 }
@@ -111,7 +124,9 @@ impl CoreClient {
                     return Ok(Incoming::Down(reason));
                 }
                 FrontendEvent::Hung { silent_for } => return Ok(Incoming::Hung(silent_for)),
-                FrontendEvent::Waiting | FrontendEvent::Resumed => continue,
+                FrontendEvent::Waiting | FrontendEvent::Resumed | FrontendEvent::Stopping => {
+                    continue;
+                }
                 FrontendEvent::Up { client_index, epoch, .. } => {
                     (self.client, self.epoch, self.is_up) = (client_index, epoch, true);
                     continue;

@@ -20,6 +20,7 @@ use super::{find, output};
 /// How long the core may take to confirm that it has forgotten an aborted request.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 const CARD_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_TOKENS_DEFAULT: u32 = 64;
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("input").required(true).args(["prompt", "token_ids"]))]
@@ -32,9 +33,9 @@ pub struct SendArgs {
     /// The prompt as token ids: 1,2,3
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     token_ids: Vec<u32>,
-    /// Tokens at most
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    max_tokens: u32,
+    /// Tokens at most [default: 64, less where less fits]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
     /// 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f64,
@@ -161,7 +162,7 @@ fn request(
         _ => args.token_ids.clone(),
     };
     let mut sampling = SamplingParams {
-        max_tokens: Some(args.max_tokens),
+        max_tokens: Some(max_tokens(args.max_tokens, prompt.len(), client.max_model_len)?),
         temperature: args.temperature,
         top_p: args.top_p,
         top_k: args.top_k,
@@ -183,6 +184,22 @@ fn request(
     request.external_req_id = Some(args.id.clone());
     request.arrival_time = SystemClock.wall().0;
     Ok(request)
+}
+
+/// How many tokens to ask for. The core would cut what does not fit without a word.
+fn max_tokens(asked: Option<u32>, prompt: usize, max_model_len: u64) -> anyhow::Result<u32> {
+    let room = max_model_len.saturating_sub(prompt as u64);
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    match asked {
+        // The core says what is wrong with a prompt that leaves no room.
+        None => Ok(MAX_TOKENS_DEFAULT.min(room.max(1))),
+        Some(asked) if asked > room && room > 0 => bail!(
+            "--max-tokens: the prompt has {prompt} tokens and {asked} are asked for; the model's \
+             context length is {max_model_len} tokens for both together. Lower --max-tokens to \
+             {room}, or shorten the prompt"
+        ),
+        Some(asked) => Ok(asked),
+    }
 }
 
 /// What has been shown of the answer.
@@ -266,13 +283,19 @@ impl Shown {
         } else if !self.tokens.is_empty() {
             output::line("")?;
         }
-        tracing::info!(
-            "{id}: {reason} after {} tokens in {seconds:.3} s (prompt of {}, first token after \
-             {:.3} s)",
-            self.tokens.len(),
-            self.prompt_tokens,
-            first.unwrap_or(seconds)
-        );
+        let (tokens, prompt) = (self.tokens.len(), self.prompt_tokens);
+        match first {
+            Some(first) => tracing::info!(
+                "{id}: {reason} after {tokens} tokens in {seconds:.3} s (prompt of {prompt}, first \
+                 token after {first:.3} s)"
+            ),
+            None if error.is_some() => {
+                tracing::info!("{id}: refused after {seconds:.3} s (prompt of {prompt})");
+            }
+            None => tracing::info!(
+                "{id}: {reason} without a token in {seconds:.3} s (prompt of {prompt})"
+            ),
+        }
         if let Some(error) = error {
             bail!("the core refused or failed the request: {}: {}", error.code, error.message);
         }

@@ -162,8 +162,9 @@ async fn watch(
                 continue;
             }
             TapEvent::Down { reason } => {
-                tracing::warn!("nobody at {address}: {reason}");
+                tracing::warn!("not tapping {address}: {reason}");
                 wait = Wait::begin(stop.timeout);
+                wait.refusal = Some(reason);
                 continue;
             }
         };
@@ -197,11 +198,14 @@ struct Wait {
     timeout: Option<Duration>,
     told: bool,
     over: bool,
+    /// What the process said that does not let this tap in, or is gone.
+    refusal: Option<String>,
 }
 
 impl Wait {
     fn begin(timeout: Option<Duration>) -> Self {
-        Self { since: tokio::time::Instant::now(), timeout, told: false, over: false }
+        let since = tokio::time::Instant::now();
+        Self { since, timeout, told: false, over: false, refusal: None }
     }
 
     /// Returns when there is something to say of it: once that it goes on, then that it took too
@@ -215,10 +219,18 @@ impl Wait {
         };
         tokio::time::sleep_until(self.since + next).await;
         if self.timeout.is_some_and(|timeout| timeout <= next) {
-            anyhow::bail!("nobody answers at {address} within --timeout {next:?}");
+            match &self.refusal {
+                None => anyhow::bail!("nobody answers at {address} within --timeout {next:?}"),
+                Some(why) => {
+                    anyhow::bail!("not let in at {address} within --timeout {next:?}: {why}")
+                }
+            }
         }
         self.told = true;
-        tracing::warn!("nobody at {address} yet: waiting for somebody");
+        match &self.refusal {
+            None => tracing::warn!("nobody at {address} yet: waiting for somebody"),
+            Some(why) => tracing::warn!("not let in at {address} yet ({why}): trying again"),
+        }
         Ok(())
     }
 }
@@ -231,15 +243,18 @@ struct Total {
     missed: u64,
     /// As told in the link that stands.
     missed_here: u64,
+    /// Links so far. What passed between two of them was missed, and nobody has counted it.
+    links: u64,
 }
 
 impl Total {
     fn start(now: Stamp) -> Self {
-        Self { began: now, seen: 0, bytes: 0, missed: 0, missed_here: 0 }
+        Self { began: now, seen: 0, bytes: 0, missed: 0, missed_here: 0, links: 0 }
     }
 
     /// A new link counts anew.
     fn joined(&mut self) {
+        self.links += 1;
         self.missed_here = 0;
     }
 
@@ -259,7 +274,11 @@ impl Total {
     fn text(&self, now: Stamp) -> String {
         let seconds = now.since(self.began).as_secs_f64();
         let Self { seen, bytes, missed, .. } = self;
-        format!("{seen} messages of {bytes} bytes in {seconds:.1} s; {missed} missed")
+        let gaps = match self.links {
+            0 | 1 => String::new(),
+            links => format!(", and whatever passed while not connected ({} times)", links - 1),
+        };
+        format!("{seen} messages of {bytes} bytes in {seconds:.1} s; {missed} missed{gaps}")
     }
 }
 
@@ -326,5 +345,10 @@ mod tests {
         total.joined();
         assert_eq!([0, 2].map(|told| total.note_missed(told)), [0, 2]);
         assert_eq!(total.missed, 11);
+        let now = Stamp::from_nanos(1);
+        assert_eq!(total.text(now), "0 messages of 0 bytes in 0.0 s; 11 missed");
+        total.joined();
+        let end = "; 11 missed, and whatever passed while not connected (1 times)";
+        assert!(total.text(now).ends_with(end), "{}", total.text(now));
     }
 }

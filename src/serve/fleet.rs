@@ -12,6 +12,10 @@ use pawl_shared::transport::{HeartbeatConfig, OwnClock};
 /// report is taken. A report takes a millisecond.
 const REPORT_PATIENCE: Duration = Duration::from_millis(500);
 
+/// A frontend that is silent for so long is killed, however long the core may be: the kernel goes
+/// on giving it its part of the new clients.
+const FRONTEND_SILENCE_MAX: Duration = Duration::from_secs(10);
+
 /// Sums that are wanted at once; more are not answered, and their pages are errors.
 const WANTED_MAX: usize = 1024;
 
@@ -249,7 +253,7 @@ impl Member {
     fn hangs(&self, heartbeat: &HeartbeatConfig, now: Stamp) -> Option<String> {
         let patience = match self.role {
             Role::Core => heartbeat.dead,
-            Role::Frontend => heartbeat.silence,
+            Role::Frontend => FRONTEND_SILENCE_MAX,
         };
         let silent = now.since(self.heard);
         if silent >= patience {
@@ -274,8 +278,12 @@ mod tests {
 
     /// A core and `frontends` that have been ready since 0 ms.
     fn fleet(frontends: usize) -> (Fleet, Vec<Life>) {
+        fleet_with(frontends, HeartbeatConfig::default())
+    }
+
+    fn fleet_with(frontends: usize, heartbeat: HeartbeatConfig) -> (Fleet, Vec<Life>) {
         let roles = [&[Role::Core][..], &vec![Role::Frontend; frontends]].concat();
-        let mut fleet = Fleet::new(&roles, HeartbeatConfig::default(), at(0));
+        let mut fleet = Fleet::new(&roles, heartbeat, at(0));
         let lives: Vec<Life> = (0..=frontends).map(|slot| fleet.started(slot, at(0))).collect();
         for life in &lives {
             assert_eq!(fleet.heard(*life, health(1), at(0)), []);
@@ -325,6 +333,19 @@ mod tests {
         // The next one at that place is judged anew.
         let next = fleet.started(2, at(60_000));
         assert_eq!(run(&mut fleet, &[lives[0], lives[1], next], 60..100, 9), None);
+    }
+
+    /// The flags for a core that hangs are for the core alone.
+    #[test]
+    fn a_frontend_is_given_ten_seconds_whatever_a_core_is_given() {
+        for seconds in [2, 30] {
+            let silence = Duration::from_secs(seconds);
+            let (mut fleet, lives) =
+                fleet_with(1, HeartbeatConfig { silence, ..HeartbeatConfig::default() });
+            let killed = run(&mut fleet, &lives, 0..60, 1);
+            let why = "it has said nothing for 10 s".to_string();
+            assert_eq!(killed, Some((10, Action::Kill(1, why))));
+        }
     }
 
     #[test]

@@ -402,6 +402,9 @@ impl World {
                     }
                     _ => frontend.deliveries.push_back(Delivery::Event(FrontendEvent::Resumed)),
                 },
+                FrontendAction::Stopping => {
+                    frontend.deliveries.push_back(Delivery::Event(FrontendEvent::Stopping));
+                }
                 FrontendAction::Down { reason } => {
                     frontend.sending.lock().unwrap().over = frontend.epoch;
                     let event = FrontendEvent::Down { reason };
@@ -474,6 +477,7 @@ fn name_of(event: &FrontendEvent) -> String {
         FrontendEvent::Waiting => "waiting".into(),
         FrontendEvent::Hung { silent_for } => format!("hung for {silent_for:?}"),
         FrontendEvent::Resumed => "resumed".into(),
+        FrontendEvent::Stopping => "stopping".into(),
         FrontendEvent::Down { reason } => format!("down: {reason}"),
     }
 }

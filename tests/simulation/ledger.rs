@@ -29,7 +29,7 @@ pub struct Ledger {
 /// One choice's part of the ledger while it goes on.
 #[derive(Debug, Default)]
 pub struct Account {
-    outputs: u64,
+    pub outputs: u64,
 }
 
 impl Ledger {

@@ -234,7 +234,8 @@ impl World {
                 assert_eq!(finish.reason, choice.finish, "client {id} ended for another reason");
             }
             (FinishReason::Abort | FinishReason::Error, Some(error)) => {
-                if let Some(reason) = error.refusal()
+                if choice.account.outputs == 0
+                    && let Some(reason) = error.refusal()
                     && !request.refused.replace(true)
                 {
                     frontend.ledger.rejected(reason);
@@ -243,8 +244,14 @@ impl World {
                     frontend.ledger.slow_reader();
                     assert_ne!(request.reader, Reader::Prompt, "client {id} reads at once");
                 }
-                let known =
-                    ["engine_down", "shutdown", "slow_reader", "queue_full", "engine_aborted"];
+                let known = [
+                    "engine_down",
+                    "engine_stopping",
+                    "shutdown",
+                    "slow_reader",
+                    "queue_full",
+                    "engine_aborted",
+                ];
                 let code = error.code.clone();
                 assert!(known.contains(&code.as_str()), "client {id} ended with {error:?}");
                 self.note(format_args!("client {id} ended: {code}"));

@@ -1,5 +1,6 @@
 //! Starting, stopping and dying: what the processes leave behind, which is nothing.
 
+mod draining;
 mod signals;
 mod starting;
 
@@ -387,6 +388,14 @@ fn a_frontend_waits_for_its_core_and_for_the_next_one() {
     let body = json!({"prompt": [5], "max_tokens": 3, "ignore_eos": true});
     let early = http.post("/v1/completions", &body);
     assert_eq!(early.status, 503, "{}", early.text());
+    assert!(early.text().contains("no engine core has been met"), "{}", early.text());
+    // A slip of the pen in --core looks the same, so the address is told.
+    wait_for("the warning", || {
+        let log = api.log();
+        log.lines()
+            .any(|l| l.contains("WARN") && l.contains(&format!("at {address}")))
+            .then_some(())
+    });
     assert!(early.header("retry-after").is_some());
     assert_eq!(http.get("/health").status, 503);
     assert_eq!(http.get("/version").status, 200);

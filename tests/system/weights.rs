@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use pawl_shared::model_card::testing::GgufWriter;
 use serde_json::{Value, json};
 
 use crate::harness::{Client, Frontend, Process, Run};
@@ -33,6 +34,48 @@ fn system(run: &Run, model: &std::path::Path, extra: &[&str]) -> (Process, Front
     args.extend(extra);
     let core = run.pawl("core", &args);
     (core, run.frontend("api", &[]))
+}
+
+/// Which request it was is in the core's log; not each of them, as a broken model fails all.
+#[test]
+fn a_model_that_computes_what_is_no_number_is_told_in_the_log() {
+    let run = Run::new();
+    let size = 32_u64;
+    let mut file = GgufWriter::new()
+        .text("general.architecture", "llama")
+        .u32("llama.block_count", 1)
+        .u32("llama.context_length", 64)
+        .u32("llama.embedding_length", 32)
+        .u32("llama.feed_forward_length", 32)
+        .u32("llama.attention.head_count", 1)
+        .u32("llama.attention.head_count_kv", 1)
+        .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        .f32("llama.rope.freq_base", 10_000.0)
+        .u32("llama.rope.dimension_count", 32)
+        .byte_vocabulary()
+        .f32_tensor("token_embd.weight", &[size, 263], &[0.5; 32 * 263])
+        .f32_tensor("output_norm.weight", &[size], &[f32::NAN; 32])
+        .f32_tensor("blk.0.attn_norm.weight", &[size], &[1.0; 32])
+        .f32_tensor("blk.0.ffn_norm.weight", &[size], &[1.0; 32]);
+    for part in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+        let name = format!("blk.0.{part}.weight");
+        file = file.f32_tensor(&name, &[size, size], &[0.1; 32 * 32]);
+    }
+    let path = run.path("nan.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let (core, frontend) = system(&run, &path, &["--max-model-len", "64", "--threads", "1024"]);
+    for _ in 0..5 {
+        let answer =
+            frontend.http.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 3}));
+        assert_eq!(answer.status, 500, "{}", answer.text());
+        assert!(answer.text().contains("not numbers"), "{}", answer.text());
+    }
+    let log = core.log();
+    let errors: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    assert_eq!(errors.len(), 3, "of the first, the second and the fourth: {log}");
+    assert!(errors[0].contains("nan_in_logits") && errors[0].contains("cmpl-"), "{log}");
+    // While here: more threads than processors are worth a word.
+    assert!(log.contains("--threads 1024 is more than the"), "{log}");
 }
 
 #[derive(Clone)]

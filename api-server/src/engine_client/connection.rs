@@ -62,9 +62,16 @@ impl Inner {
             }
             FrontendEvent::Resumed => {
                 tracing::info!("the core goes on");
-                let serving = self.state().session.as_ref().is_some_and(|session| session.serving);
-                let connecting = EngineStatus::Connecting;
-                self.set_status(if serving { EngineStatus::Up } else { connecting });
+                let status = self.state().session.as_ref().map(Session::status);
+                self.set_status(status.unwrap_or(EngineStatus::Connecting));
+            }
+            FrontendEvent::Stopping => {
+                tracing::info!("the core stops: open streams may finish, new requests are refused");
+                let mut state = self.state();
+                if let Some(session) = &mut state.session {
+                    session.stopping = true;
+                    self.set_status(session.status());
+                }
             }
             FrontendEvent::Down { reason } => {
                 tracing::warn!(reason, "the core is gone");
@@ -137,7 +144,8 @@ impl Inner {
         );
         self.config.metrics.core_joined(engine_index, &ready);
         let mut state = self.state();
-        state.session = Some(Session { epoch, client_index, counter: 0, serving: false });
+        state.session =
+            Some(Session { epoch, client_index, counter: 0, serving: false, stopping: false });
         state.ready = Some(Arc::new(ready.clone()));
         if self.config.inherits_outputs {
             state.handler.forget_all_but(epoch);

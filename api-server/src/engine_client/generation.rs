@@ -122,7 +122,7 @@ pub struct EngineFailure {
     pub kind: FailureKind,
     /// For programs: `engine_down`, `engine_aborted`, `engine_error`, `unreadable_frame`,
     /// `slow_reader`, `shutdown`, or the engine's own code (`validation_error`, `queue_full`,
-    /// `engine_paused`, …).
+    /// `engine_paused`, `engine_stopping`, …).
     pub code: String,
     /// For people.
     pub message: String,
@@ -131,12 +131,15 @@ pub struct EngineFailure {
 }
 
 impl EngineFailure {
-    /// If the engine did not take the request at all: why. It may be sent again later.
+    /// If the engine does not serve the request now, although nothing is wrong with it: why. One
+    /// that had no token by then was never let in, and may be sent again later.
     #[must_use]
     pub fn refusal(&self) -> Option<AdmissionReason> {
         match (self.kind, self.code.as_str()) {
             (FailureKind::Engine, "queue_full") => Some(AdmissionReason::QueueFull),
-            (FailureKind::Engine, "engine_paused") => Some(AdmissionReason::EngineUnavailable),
+            (FailureKind::Engine, "engine_paused" | "engine_stopping") => {
+                Some(AdmissionReason::EngineUnavailable)
+            }
             _ => None,
         }
     }

@@ -187,6 +187,10 @@ impl Inner {
     }
 
     fn not_learned(&self, state: &mut State, reason: String, now: Stamp) {
+        // A core that stops tells nothing any more, and that has been told already.
+        if state.session.as_ref().is_some_and(|session| session.stopping) {
+            return;
+        }
         tracing::error!(reason, "requests are refused");
         if let Some(learning) = &mut state.learning {
             learning.step = Step::Waiting { until: now + ASK_AGAIN };
@@ -200,13 +204,14 @@ impl Inner {
             return;
         };
         session.serving = true;
+        let status = session.status();
         let engine_index = learning.engine_index;
         let engine = self.config.metrics.engine(model.name(), engine_index, model.max_model_len);
         state.handler.set_engine(engine, engine_index);
         tracing::info!(model = model.name(), max_model_len = model.max_model_len, "serving");
         state.model = Some(model);
         state.told_card = told;
-        self.set_status(EngineStatus::Up);
+        self.set_status(status);
     }
 }
 

@@ -143,6 +143,8 @@ struct Session {
     counter: u64,
     /// Whether the model is known: only then are requests taken.
     serving: bool,
+    /// Whether the core has said that it stops.
+    stopping: bool,
 }
 
 impl EngineClient {
@@ -442,6 +444,7 @@ impl Inner {
                 EngineStatus::Connecting => "it has not joined yet".to_string(),
                 EngineStatus::Up => "it has just gone".to_string(),
                 EngineStatus::Hung { .. } => "it makes no progress".to_string(),
+                EngineStatus::Stopping => "it is stopping and takes no new requests".to_string(),
                 EngineStatus::Down { reason } => reason.clone(),
             },
         }
@@ -531,6 +534,15 @@ struct Admitted {
 }
 
 impl Session {
+    /// How a core is doing that moves.
+    fn status(&self) -> EngineStatus {
+        match (self.stopping, self.serving) {
+            (true, _) => EngineStatus::Stopping,
+            (false, true) => EngineStatus::Up,
+            (false, false) => EngineStatus::Connecting,
+        }
+    }
+
     fn fresh_ids(&mut self, submit: &Submit) -> Vec<RequestId> {
         let external = shortened(&submit.external_id);
         self.counter += 1;

@@ -16,6 +16,8 @@ pub enum EngineStatus {
         /// Since when, on this process's clock.
         since: Stamp,
     },
+    /// It stops: open streams may finish, new requests are refused.
+    Stopping,
     /// It is gone; the client joins again by itself.
     Down {
         /// For people.

@@ -364,7 +364,7 @@ table! {
         GRPC, "From a gRPC call's head to its end, by method.", "each call's end");
 
     CORE_UP = gauge("pawl:core_up", &["engine"],
-        "1 while the core serves, 0 while it is away, hung or has not told its model.",
+        "1 while the core serves, 0 while it is away, stops, hangs or has not told its model.",
         "each change").across(Across::Greatest);
     STATS_AGE = gauge("pawl:stats_age_seconds", &["engine"],
         "Time since scheduler stats last came; since the start before the first ones.",

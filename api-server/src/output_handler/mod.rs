@@ -319,7 +319,10 @@ impl OutputHandler {
                 update.cached_tokens = Some(open.life.cached_tokens());
             }
             update.error = failure_of(output, update.finish.as_ref());
-            if let Some(failure) = update.error.as_ref().filter(|e| e.refusal().is_some()) {
+            // One that has a token was let in: an engine that stops or pauses ends it.
+            if let Some(failure) = update.error.as_ref().filter(|e| e.refusal().is_some())
+                && open.life.generation_tokens == 0
+            {
                 let group = self.parents[&open.parent].group.clone();
                 frame.refused.entry(group.start).or_insert_with(|| (group, failure.clone()));
             }
@@ -552,7 +555,8 @@ fn aborted_by_core() -> EngineFailure {
     EngineFailure {
         kind: FailureKind::Engine,
         code: "engine_aborted".to_string(),
-        message: "the engine ended this request by itself".to_string(),
+        message: "the engine ended this request by itself and does not say why; send it again"
+            .to_string(),
         retryable: true,
     }
 }

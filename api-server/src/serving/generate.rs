@@ -209,6 +209,7 @@ fn failure_told(failure: &EngineFailure) -> ApiError {
         FailureKind::CoreDown => ErrorCode::EngineDown,
         FailureKind::Engine if failure.code == "queue_full" => ErrorCode::QueueFull,
         FailureKind::Engine if failure.code == "engine_paused" => ErrorCode::EnginePaused,
+        FailureKind::Engine if failure.code == "engine_stopping" => ErrorCode::EngineDown,
         FailureKind::Engine if failure.code == "validation_error" => ErrorCode::InvalidValue,
         FailureKind::Engine => ErrorCode::Engine,
         FailureKind::SlowReader => ErrorCode::SlowReader,

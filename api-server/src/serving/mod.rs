@@ -113,16 +113,27 @@ impl App {
         match self.engine.status() {
             EngineStatus::Up => {}
             EngineStatus::Connecting => {
-                return Err(unavailable(
-                    ErrorCode::EngineDown,
-                    "the engine is not there yet: it is starting, or loading its model".into(),
-                ));
+                let what = match self.engine.ready() {
+                    None => {
+                        "no engine core has been met since this server started: it is starting or \
+                         loading its model, or listens elsewhere; the server's log tells more"
+                    }
+                    Some(_) => "the engine is not there yet: it is starting",
+                };
+                return Err(unavailable(ErrorCode::EngineDown, what.into()));
             }
             EngineStatus::Hung { since } => {
                 let seconds = self.clock.now().since(since).as_secs();
                 return Err(unavailable(
                     ErrorCode::EngineHung,
                     format!("the engine has made no progress for {seconds} s"),
+                ));
+            }
+            EngineStatus::Stopping => {
+                return Err(unavailable(
+                    ErrorCode::EngineDown,
+                    "the engine core is stopping; send the request again once another one serves"
+                        .into(),
                 ));
             }
             EngineStatus::Down { reason } => {

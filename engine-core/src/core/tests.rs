@@ -87,9 +87,14 @@ impl Frontend {
         self.send(&ClientMessage::Abort(vec![RequestId::from(id)]));
     }
 
-    /// The next message; every step's frame must bring its stamp and its stats.
+    /// The next message; every step's frame must bring its stamp and its stats. That the core stops
+    /// is told beside them.
     async fn next(&mut self) -> EngineMessage {
-        match patiently(self.endpoint.next()).await {
+        let mut event = patiently(self.endpoint.next()).await;
+        if matches!(event, FrontendEvent::Stopping) {
+            event = patiently(self.endpoint.next()).await;
+        }
+        match event {
             FrontendEvent::Message { frames } => {
                 let message = EngineMessage::decode(&frames).unwrap();
                 if let EngineMessage::Step { timestamp, stats, outputs, .. } = &message {

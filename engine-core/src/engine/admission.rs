@@ -29,10 +29,22 @@ pub(super) mod code {
     pub const VALIDATION: &str = "validation_error";
     /// An operator has paused generation.
     pub const PAUSED: &str = "engine_paused";
+    /// The core stops.
+    pub const STOPPING: &str = "engine_stopping";
 }
 
 pub(super) fn refusal(message: impl Into<String>) -> OutputError {
     OutputError { code: code::VALIDATION.into(), message: message.into(), retryable: false }
+}
+
+/// Why a core that stops ends a request, or does not take it.
+pub(super) fn stopping() -> OutputError {
+    OutputError {
+        code: code::STOPPING.into(),
+        message: "the engine core is stopping; send the request again once another one serves"
+            .into(),
+        retryable: true,
+    }
 }
 
 /// Takes the request, or says which field is at fault and what to do about it.

@@ -118,6 +118,8 @@ struct Counters {
     duplicate_ids: u64,
     undecodable: BTreeMap<&'static str, u64>,
     unexpected_messages: u64,
+    /// Requests that a step failed: the model computed what is no number.
+    requests_failed: u64,
 }
 
 /// See the module.
@@ -318,7 +320,7 @@ impl Engine {
             return;
         }
         if self.lifecycle != Lifecycle::Serving {
-            self.force_finish(client, id, FinishReason::Abort, None);
+            self.force_finish(client, id, FinishReason::Abort, Some(admission::stopping()));
             return;
         }
         if request.abort_immediately {
@@ -411,6 +413,20 @@ impl Engine {
         live.moved = now;
         self.counters.tokens_sampled += output.new_token_ids.len() as u64;
         let client = live.client;
+        if let Some(error) = &output.error {
+            self.counters.requests_failed += 1;
+            let failed = self.counters.requests_failed;
+            // A broken model fails every request; that must not fill the log.
+            if failed.is_power_of_two() {
+                tracing::error!(
+                    request = %output.request_id,
+                    code = error.code,
+                    failed,
+                    "a request failed: {}",
+                    error.message
+                );
+            }
+        }
         if let Some(reason) = output.finish_reason {
             self.request_ended(key, reason);
         }
@@ -450,12 +466,13 @@ impl Engine {
         self.outbox.push_forced_finish(client, output);
     }
 
-    /// Ends every request with an ABORT output.
-    fn abort_all(&mut self) {
+    /// Ends every request with an ABORT output that says why.
+    fn abort_all(&mut self, why: &OutputError) {
         for (key, request) in self.requests.remove_all() {
             self.scheduler.abort(key);
             self.count_end(key, &request, FinishReason::Abort);
-            self.force_finish(request.client, request.id, FinishReason::Abort, None);
+            let why = Some(why.clone());
+            self.force_finish(request.client, request.id, FinishReason::Abort, why);
         }
     }
 
@@ -479,7 +496,7 @@ impl Engine {
     }
 
     fn stop(&mut self) {
-        self.abort_all();
+        self.abort_all(&admission::stopping());
         self.lifecycle = Lifecycle::Stopped;
     }
 }

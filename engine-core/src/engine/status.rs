@@ -57,6 +57,7 @@ impl Engine {
             ("undecodable", counts(&counters.undecodable)),
             ("wire_violations", violations()),
             ("unexpected_messages", count(counters.unexpected_messages)),
+            ("requests_failed", count(counters.requests_failed)),
             ("frontends", self.frontends()),
             ("requests", self.oldest_requests(listed, now)),
         ])

@@ -44,11 +44,7 @@ impl Pause {
     pub fn admits_new(&self) -> Result<(), OutputError> {
         match self.mode {
             None | Some(PauseMode::Keep) => Ok(()),
-            Some(PauseMode::Abort | PauseMode::Wait) => Err(OutputError {
-                code: admission::code::PAUSED.into(),
-                message: "generation is paused; send the request again after it is resumed".into(),
-                retryable: true,
-            }),
+            Some(PauseMode::Abort | PauseMode::Wait) => Err(paused()),
         }
     }
 
@@ -149,7 +145,7 @@ impl Engine {
         self.pause.clear_cache |= clear_cache;
         self.pause.callers.push((client, call.call_id));
         if mode == PauseMode::Abort {
-            self.abort_all();
+            self.abort_all(&paused());
         }
         Answer::Later
     }
@@ -177,6 +173,14 @@ impl Engine {
         for (client, call_id) in std::mem::take(&mut self.pause.callers) {
             self.outbox.push_reply(client, now, UtilityReply { call_id, result: Ok(Value::Nil) });
         }
+    }
+}
+
+fn paused() -> OutputError {
+    OutputError {
+        code: admission::code::PAUSED.into(),
+        message: "generation is paused; send the request again after it is resumed".into(),
+        retryable: true,
     }
 }
 

@@ -94,6 +94,7 @@ pub(crate) async fn serve(
             }
             () = shutdown.requested(), if !told_to_stop && io.held.is_none() => {
                 told_to_stop = true;
+                endpoint.set_stopping();
                 io.hand_over(&channels.inbox, Inbox::Shutdown);
             }
             () = shutdown.hurried(), if !told_to_hurry && io.held.is_none() => {

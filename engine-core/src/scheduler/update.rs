@@ -78,7 +78,8 @@ fn append(
         output.error = Some(OutputError {
             code: "nan_in_logits".into(),
             message: format!(
-                "the model computed {} values that are not numbers for this request",
+                "the model computed {} values that are not numbers for this request: its file is \
+                 damaged, or its weights do not suit this prompt; another prompt may do",
                 sampled.num_nans
             ),
             retryable: false,

@@ -104,6 +104,8 @@ pub enum CoreInput {
     },
     /// The model is loaded: from now on joins are answered.
     Ready,
+    /// The core stops: from now on frontends are told so.
+    Stopping,
     /// Time passed.
     Tick,
 }

@@ -56,6 +56,20 @@ impl Member {
         matches!(self.via, Via::Handshake { dialer: d, .. } if d == dialer)
     }
 
+    /// How it hears that the core stops: a frontend, once it has joined natively. vLLM's have no
+    /// message for it.
+    fn told_of_stopping(&self) -> Option<CoreAction> {
+        match &self.via {
+            Via::Native { control, epoch, .. }
+                if self.phase == Phase::Joined && self.role == Role::Frontend =>
+            {
+                let message = ControlMessage::Stopping { epoch: *epoch };
+                Some(CoreAction::Reply { to: control.clone(), message })
+            }
+            _ => None,
+        }
+    }
+
     fn peer(&self) -> Peer {
         match &self.via {
             Via::Native { pid, instance, epoch, taps, .. } => {
@@ -86,6 +100,7 @@ pub struct CoreRendezvous {
     own_clock: OwnClock,
     taps_only: bool,
     ready: bool,
+    stopping: bool,
     progress: u64,
     busy: bool,
     // At most CLIENTS_MAX; a join beyond it is refused.
@@ -107,6 +122,7 @@ impl CoreRendezvous {
             own_clock: OwnClock::new(now),
             taps_only: false,
             ready: false,
+            stopping: false,
             progress: 0,
             busy: false,
             members: BTreeMap::new(),
@@ -174,6 +190,7 @@ impl CoreRendezvous {
                 self.on_link_down(client, reason, &mut actions);
             }
             CoreInput::Ready => self.on_ready(&mut actions),
+            CoreInput::Stopping => self.on_stopping(&mut actions),
             CoreInput::Tick => self.on_tick(now, &mut actions),
         }
         actions
@@ -373,6 +390,13 @@ impl CoreRendezvous {
         self.open_all(actions);
     }
 
+    /// Tells those that are here; whoever joins later is told when he has.
+    fn on_stopping(&mut self, actions: &mut Vec<CoreAction>) {
+        if !std::mem::replace(&mut self.stopping, true) {
+            actions.extend(self.members.values().filter_map(Member::told_of_stopping));
+        }
+    }
+
     fn open_all(&mut self, actions: &mut Vec<CoreAction>) {
         let held: Vec<ClientId> = self.members.keys().copied().collect();
         for client in held {
@@ -387,6 +411,7 @@ impl CoreRendezvous {
             return;
         }
         member.phase = Phase::Joined;
+        let stopping = member.told_of_stopping().filter(|_| self.stopping);
         let (peer, role) = (member.peer(), member.role);
         let mut of_dialer = None;
         match &member.via {
@@ -399,6 +424,7 @@ impl CoreRendezvous {
             Via::Handshake { dialer, again: false } => of_dialer = Some(*dialer),
             Via::Handshake { again: true, .. } => {}
         }
+        actions.extend(stopping);
         actions.push(CoreAction::Joined { client, peer, role });
         if let Some(dialer) = of_dialer {
             let mut group = self.members.values().filter(|member| member.is_of(dialer));

@@ -96,6 +96,9 @@ pub enum FrontendAction {
     },
     /// It is back.
     Resumed,
+    /// The core takes no new requests any more; what is open may finish. Told once, after
+    /// [`FrontendAction::Up`].
+    Stopping,
     /// The epoch is over (or a join was refused); what was asked in it is lost.
     Down {
         /// For people.

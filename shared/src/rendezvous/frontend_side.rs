@@ -78,6 +78,8 @@ pub struct FrontendRendezvous {
     own_clock: OwnClock,
     phase: Phase,
     epoch: u64,
+    /// Whether the core of this epoch has said that it stops.
+    stopping: bool,
     heard: Stamp,
     seq: u64,
     last_tick: Stamp,
@@ -107,6 +109,7 @@ impl FrontendRendezvous {
             own_clock: OwnClock::new(now),
             phase: Phase::Closed,
             epoch: epoch_base,
+            stopping: false,
             heard: now,
             seq: 0,
             last_tick: now,
@@ -147,6 +150,12 @@ impl FrontendRendezvous {
         Self { taps, ..self }
     }
 
+    /// What it wants of the core.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
     fn joins(&self) -> bool {
         self.contact == Contact::Join
     }
@@ -159,6 +168,7 @@ impl FrontendRendezvous {
         }
         self.phase = Phase::Opening;
         self.epoch += 1;
+        self.stopping = false;
         self.last_tick = now;
         let wait = self.backoff;
         self.backoff = (2 * wait).clamp(BACKOFF_FIRST, BACKOFF_LAST);
@@ -295,6 +305,13 @@ impl FrontendRendezvous {
                 self.judge(now, actions);
             }
             (ControlMessage::Pong { .. }, _) => {}
+            (ControlMessage::Stopping { epoch }, phase) if epoch == self.epoch => {
+                let news = !std::mem::replace(&mut self.stopping, true);
+                // One that has not said its ready response yet is up first.
+                if news && matches!(phase, Phase::Up { .. }) {
+                    actions.push(FrontendAction::Stopping);
+                }
+            }
             (ControlMessage::Gone { epoch, reason }, _) if epoch == self.epoch => {
                 self.drain(now, format!("the core closed the link: {reason}"), actions);
                 self.end_drain_if(false, true, actions);
@@ -375,6 +392,9 @@ impl FrontendRendezvous {
         self.backoff = BACKOFF_FIRST;
         self.last_refusal = None;
         actions.push(FrontendAction::Up { ready, client_index, epoch: self.epoch, engine_index });
+        if self.stopping {
+            actions.push(FrontendAction::Stopping);
+        }
     }
 
     fn on_disconnected(

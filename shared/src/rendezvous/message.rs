@@ -90,6 +90,11 @@ pub enum ControlMessage {
         /// Whether there is work, so that `progress` should grow.
         busy: bool,
     },
+    /// Core → frontend: it stops. What is open may finish, new requests are refused.
+    Stopping {
+        /// Of the JOIN.
+        epoch: u64,
+    },
     /// Frontend → core: bytes taken since the link began.
     Ack {
         /// Of the JOIN.
@@ -175,6 +180,7 @@ impl ControlMessage {
                     ("busy", (*busy).into()),
                 ],
             ),
+            Self::Stopping { epoch } => ("STOPPING", vec![("epoch", (*epoch).into())]),
             Self::Ack { epoch, bytes } => {
                 ("ACK", vec![("epoch", (*epoch).into()), ("bytes", (*bytes).into())])
             }
@@ -220,6 +226,7 @@ impl ControlMessage {
                 progress: fields.uint("progress")?,
                 busy: fields.flag("busy"),
             },
+            "STOPPING" => Self::Stopping { epoch: fields.uint("epoch")? },
             "ACK" => Self::Ack { epoch: fields.uint("epoch")?, bytes: fields.uint("bytes")? },
             "GONE" => Self::Gone { epoch: fields.uint("epoch")?, reason: fields.text("reason")? },
             _ => return Err(ControlError::UnknownType(kind)),

@@ -198,6 +198,12 @@ impl CoreEndpoint {
         self.rendezvous.set_busy(busy);
     }
 
+    /// Tells every native frontend that the core stops, so that it sends no more requests. vLLM's
+    /// are told by [`CoreEndpoint::broadcast_end`] at the end.
+    pub fn set_stopping(&mut self) {
+        self.input(CoreInput::Stopping);
+    }
+
     /// Control messages that could not be read or made no sense.
     #[must_use]
     pub fn control_messages_ignored(&self) -> u64 {

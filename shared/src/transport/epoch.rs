@@ -278,6 +278,9 @@ impl<'a> Epoch<'a> {
                     }
                     _ => self.waiting.push_back(Delivery::Event(FrontendEvent::Resumed)),
                 },
+                FrontendAction::Stopping => {
+                    self.waiting.push_back(Delivery::Event(FrontendEvent::Stopping));
+                }
                 FrontendAction::Down { reason } => {
                     self.outbox.close();
                     self.waiting.push_back(Delivery::Event(FrontendEvent::Down { reason }));

@@ -98,6 +98,8 @@ pub enum FrontendEvent {
     },
     /// The core is back, nothing is lost.
     Resumed,
+    /// The core stops: what is open may finish, what is asked from now on is refused.
+    Stopping,
     /// The epoch is over, and every request of it is lost. Also told when a join is refused. The
     /// endpoint goes on trying.
     Down {

@@ -17,11 +17,14 @@ use super::link::{engine_identity, socket_options};
 use super::listen::{self, Bound, SocketFile};
 use super::{Address, CoreAt, TransportError};
 use crate::protocol::{EngineHello, HandshakeInit, HelloStatus};
+use crate::rendezvous::message::Role;
 use crate::rendezvous::{FrontendInput, PairSocket};
 
 /// A core that listens answers at once; one that is hung is tried again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
+/// That nobody listens is told after so long, and then each time it has been ten times as long.
+const NOBODY_TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// Connections over tcp to each socket of an epoch; a newcomer beyond is closed at once. They are
 /// for the core that was told of them: what another peer said would be taken for the core's word,
@@ -73,7 +76,7 @@ impl Pair {
         let mut held = Held::default();
         // The control connection first: nothing is bound for a core that is not there.
         let (control, address) = match core {
-            CoreAt::Join(address) => (connect(address).await, address),
+            CoreAt::Join(address) => (connect(address, driver.machine.role()).await, address),
             CoreAt::AwaitCore(address) => {
                 let mut router = RouterSocket::new();
                 bind(&mut router, address, &mut held, (Limits::CONTROL, CONTROL_CONNECTIONS_MAX))
@@ -108,8 +111,11 @@ impl Pair {
     }
 }
 
-/// Connects to a core, as soon as there is one.
-async fn connect(core: &Address) -> Control {
+/// Connects to a core, as soon as there is one. A frontend that finds nobody says so, as a slip of
+/// the pen in the address would look like a core that takes its time; a tap's owner does it itself.
+async fn connect(core: &Address, role: Role) -> Control {
+    let since = tokio::time::Instant::now();
+    let mut told_after = NOBODY_TOLD_AFTER;
     loop {
         let mut dealer = DealerSocket::with_options(socket_options(None, CONNECT_TIMEOUT));
         let monitor = dealer.monitor();
@@ -117,6 +123,14 @@ async fn connect(core: &Address) -> Control {
             Ok(()) => {
                 let (sender, receiver) = dealer.split();
                 return Control::Joining { receiver, sender, monitor };
+            }
+            Err(error) if role == Role::Frontend && since.elapsed() >= told_after => {
+                let seconds = told_after.as_secs();
+                tracing::warn!(
+                    "no core listens at {core}, {seconds} s long ({error}): waiting for one; its \
+                     --listen address must be this one"
+                );
+                told_after *= 10;
             }
             Err(error) => tracing::trace!(%core, %error, "core not there"),
         }

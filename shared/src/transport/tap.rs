@@ -230,7 +230,10 @@ impl Tap {
                 }
                 FrontendEvent::Down { reason } => return TapEvent::Down { reason },
                 // Messages stop meanwhile, and come after.
-                FrontendEvent::Waiting | FrontendEvent::Hung { .. } | FrontendEvent::Resumed => {}
+                FrontendEvent::Waiting
+                | FrontendEvent::Hung { .. }
+                | FrontendEvent::Resumed
+                | FrontendEvent::Stopping => {}
             }
         }
     }

@@ -68,6 +68,13 @@ fn a_prompt_goes_in_and_tokens_come_out() {
     let end = lines.last().unwrap();
     assert_eq!((&end["finish_reason"], &end["output_tokens"]), (&json!("length"), &json!(4)));
     refused(&run, &["send", &core, "--token-ids", "999999"], &["validation_error", "999999"]);
+    // As over HTTP: never cut in silence.
+    let ids = ["send", &core, "--token-ids", "5,6,7", "--max-tokens"];
+    refused(&run, &[&ids[..], &["100000"]].concat(), &["--max-tokens", "8192", "to 8189"]);
+    refused(&run, &[&ids[..], &["8190"]].concat(), &["to 8189"]);
+    let failed = output(&run, &["send", &core, "--token-ids", "999999"]);
+    let said = text(&failed.stderr);
+    assert!(said.contains(": refused after") && !said.contains("first token"), "{said}");
     let usage = output(&run, &["send", &core]);
     assert!(text(&usage.stderr).contains("--prompt"), "{}", text(&usage.stderr));
 }

@@ -169,6 +169,8 @@ fn the_ninth_tap_is_refused_with_the_reason() {
         (0..8).map(|nth| tapping(&run, &format!("tap{nth}"), &["tap", &core])).collect();
     let ninth = run.pawl("ninth", &["frames", "tap", &core]);
     until_it_says(&ninth, &["8 taps are here already"]);
+    let given_up = ["tap", &core, "--timeout", "0.5"];
+    refused(&run, &given_up, &["ERROR", "not let in at", "--timeout", "8 taps are here already"]);
     drop(taps);
     until_it_says(&ninth, &["tapping"]);
 }

@@ -105,6 +105,6 @@ fn streams_end_with_an_error_when_the_supervisor_is_killed() {
     served.process.wait();
     // Core and api-server hear of it at the same time; whichever is first says why.
     let end = end_of(&mut stream);
-    assert!(["shutting_down", "engine_error"].contains(&end.as_str()), "{end}");
+    assert!(["shutting_down", "engine_unavailable"].contains(&end.as_str()), "{end}");
     served.assert_gone(&run, Duration::from_secs(5));
 }

@@ -1,5 +1,7 @@
 //! Requests that are cut short: by their reader, by the core, by a reader that does not read.
 
+use pawl_shared::protocol::OutputError;
+
 use super::*;
 
 fn failure() -> EngineFailure {
@@ -115,6 +117,38 @@ fn the_core_ends_requests_by_itself() {
     }
     let moved = bench.moved();
     assert!(moved.contains("finished_reason=\"abort\"} 2"), "{moved}");
+}
+
+/// What had no token was never let in: it is refused, once for all its choices. What had some is
+/// aborted.
+#[test]
+fn a_core_that_stops_refuses_what_has_no_token_yet() {
+    let mut bench = Bench::new();
+    let queued = bench.send(1, &SamplingParams { n: 2, ..max_tokens(8) });
+    let running = bench.send(1, &max_tokens(8));
+    bench.frame(1.0, stats(), vec![first(&running.ids[0], &[97], 0.5, 0.6, (1, 0))]);
+    bench.moved();
+    let error = OutputError {
+        code: "engine_stopping".into(),
+        message: "the engine core is stopping".into(),
+        retryable: true,
+    };
+    let all: Vec<_> = queued.ids.iter().chain(&running.ids).cloned().collect();
+    let ended =
+        |id| EngineCoreOutput { error: Some(error.clone()), ..last(id, &[], FinishReason::Abort) };
+    let frame = StepFrame::new(Stamp::from_nanos(2), stats(), 0, all.iter().map(ended).collect());
+    let now = bench.clock.now();
+    bench.handler.fold(&frame.with_finished(all).encode(), now);
+    for (sent, choices) in [(&queued, 2), (&running, 1)] {
+        let updates = read(sent, &bench);
+        let told = updates.iter().filter_map(|update| update.error.as_ref());
+        let codes: Vec<_> = told.map(|error| error.code.as_str()).collect();
+        assert_eq!(codes, vec!["engine_stopping"; choices]);
+    }
+    let moved = bench.moved();
+    assert!(moved.contains("reason=\"engine_unavailable\"} 1"), "{moved}");
+    assert!(moved.contains("finished_reason=\"abort\"} 1"), "{moved}");
+    assert_eq!(bench.handler.open(), 0);
 }
 
 #[test]

@@ -164,10 +164,13 @@ fn shutting_down_at_once_ends_everything_with_abort() {
     to 0: at 1.010 Err("Server shutting down")
     to 0: at 1.010 step 1 running 0 waiting 0 blocks 0
         a [] finish abort
+          engine_stopping, retryable: the engine core is stopping; send the request again once another one serves
         finished ["a"]
     to 1: at 1.010 step 1 running 0 waiting 0 blocks 0
         late [] finish abort
+          engine_stopping, retryable: the engine core is stopping; send the request again once another one serves
         b [] finish abort
+          engine_stopping, retryable: the engine core is stopping; send the request again once another one serves
         finished ["late", "b"]
     "#);
 }
@@ -216,6 +219,7 @@ fn shutting_down_ends_at_its_deadline() {
         a [12]
     to 0: at 1.030 step 3 running 0 waiting 0 blocks 0
         a [] finish abort
+          engine_stopping, retryable: the engine core is stopping; send the request again once another one serves
         finished ["a"]
     "#);
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 /// Lines: `join PEER INSTANCE EPOCH`, `version PEER N`, `leave|ping PEER EPOCH`, `ack PEER EPOCH N`,
-/// `garbage PEER`, `gone PEER`, `up|down CLIENT`, `ready`, `beats N` (one tick a second), `tick`,
+/// `garbage PEER`, `gone PEER`, `up|down CLIENT`, `ready`, `stopping`, `beats N` (one tick a second), `tick`,
 /// `progress N`, `init DIALER CLIENTS`, `handshake-gone DIALER`, `ignored`.
 fn check(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
@@ -32,6 +32,7 @@ fn check(script: &str) -> String {
                 reason: LeaveReason::Disconnected,
             }],
             "ready" => vec![CoreInput::Ready],
+            "stopping" => vec![CoreInput::Stopping],
             "tick" => vec![CoreInput::Tick],
             "init" => {
                 let list = |kind: &str| -> Vec<String> {
@@ -110,6 +111,53 @@ fn joins_are_held_until_the_core_is_ready_and_pings_answered_meanwhile() {
     > up 1
         reply to B: Welcome { client_index: 1, epoch: 9, engine_index: 0 }
         Joined { client: ClientId(1), peer: "tap tap (pid 7, epoch 9)", role: Tap }
+    "#);
+}
+
+/// Told once each: those that are here, and those that join while what is open finishes. A tap and
+/// a frontend of vLLM's hear nothing.
+#[test]
+fn a_core_that_stops_tells_its_frontends() {
+    insta::assert_snapshot!(check(
+        "
+        ready
+        join A alice 5
+        up 0
+        join B tap 9
+        up 1
+        init 0 1
+        up 2
+        join C carol 7
+        stopping
+        stopping
+        up 3
+        "
+    ), @r#"
+    > ready
+    > join A alice 5
+        open link 0 to ipc:///in-alice-5, acknowledges: true
+    > up 0
+        reply to A: Welcome { client_index: 0, epoch: 5, engine_index: 0 }
+        Joined { client: ClientId(0), peer: "frontend alice (pid 7, epoch 5)", role: Frontend }
+    > join B tap 9
+        open link 1 to ipc:///in-tap-9, acknowledges: true
+    > up 1
+        reply to B: Welcome { client_index: 1, epoch: 9, engine_index: 0 }
+        Joined { client: ClientId(1), peer: "tap tap (pid 7, epoch 9)", role: Tap }
+    > init 0 1
+        open link 2 to ipc:///in0, acknowledges: false
+    > up 2
+        Joined { client: ClientId(2), peer: "vLLM frontend at ipc:///in0", role: Frontend }
+        HandshakeDone { dialer: 0 }
+    > join C carol 7
+        open link 3 to ipc:///in-carol-7, acknowledges: true
+    > stopping
+        reply to A: Stopping { epoch: 5 }
+    > stopping
+    > up 3
+        reply to C: Welcome { client_index: 3, epoch: 7, engine_index: 0 }
+        reply to C: Stopping { epoch: 7 }
+        Joined { client: ClientId(3), peer: "frontend carol (pid 7, epoch 7)", role: Frontend }
     "#);
 }
 

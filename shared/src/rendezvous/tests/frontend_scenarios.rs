@@ -2,7 +2,7 @@ use super::*;
 
 /// Lines: `open`, `opened`, `welcome EPOCH`, `refused VERSION`, `engine INDEX` (its ready response),
 /// `pong EPOCH PROGRESS busy|idle`, `beats N [PROGRESS busy|idle]` (one tick a second, each answered
-/// if so told), `tick`, `gone EPOCH`, `lost control|input|output`, `leave`, `left EPOCH`, `garbage`,
+/// if so told), `tick`, `gone|stopping EPOCH`, `lost control|input|output`, `leave`, `left EPOCH`, `garbage`,
 /// `hello|loaded INDEX`, `connected INDEX [KNOWN]`, `ack N`, `ignored`.
 fn check(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
@@ -69,6 +69,7 @@ fn run(script: &str, clock: &ManualClock, mut frontend: FrontendRendezvous) -> S
             },
             "ack" => FrontendInput::Acknowledge(words.number(1)),
             "leave" => FrontendInput::Leave,
+            "stopping" => control(ControlMessage::Stopping { epoch: words.number(1) }),
             "left" => control(ControlMessage::LeaveDone { epoch: words.number(1) }),
             "garbage" => FrontendInput::Control(Bytes::from_static(b"\xdd\xff\xff\xff\xff")),
             "tick" => FrontendInput::Tick,
@@ -132,6 +133,61 @@ fn a_join_is_up_when_both_the_welcome_and_the_ready_response_are_there() {
     > welcome 101
     > ignored
         1
+    "#);
+}
+
+#[test]
+fn a_core_that_stops_is_told_once_and_until_the_next_one() {
+    insta::assert_snapshot!(check(
+        "
+        open
+        opened
+        welcome 101
+        stopping 101
+        engine 0
+        stopping 99
+        stopping 101
+        beats 1 0 idle
+        lost control
+        lost output
+        open
+        opened
+        engine 0
+        welcome 102
+        stopping 101
+        stopping 102
+        ignored
+        "
+    ), @r#"
+    > open
+        Some((101, 0ns))
+    > opened
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
+    > welcome 101
+    > stopping 101
+    > engine 0
+        Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
+        Stopping
+    > stopping 99
+    > stopping 101
+    > beats 1 0 idle
+        1 pings
+    > lost control
+    > lost output
+        Down { reason: "the core is gone" }
+        Close
+    > open
+        Some((102, 20ms))
+    > opened
+        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 102, role: Frontend, taps: None }))
+    > engine 0
+    > welcome 102
+        Up { ready: b"ready", client_index: 3, epoch: 102, engine_index: 0 }
+    > stopping 101
+    > stopping 102
+        Stopping
+    > ignored
+        2
     "#);
 }
 

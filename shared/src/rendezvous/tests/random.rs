@@ -26,6 +26,7 @@ fn any_message() -> impl Strategy<Value = ControlMessage> {
         }),
         (epoch.clone(), any::<u64>())
             .prop_map(|(epoch, bytes)| ControlMessage::Ack { epoch, bytes }),
+        epoch.clone().prop_map(|epoch| ControlMessage::Stopping { epoch }),
         (epoch, ".{0,8}").prop_map(|(epoch, reason)| ControlMessage::Gone { epoch, reason }),
     ]
 }
@@ -61,6 +62,7 @@ fn core_input(message: impl Strategy<Value = Bytes>) -> impl Strategy<Value = Co
         4 => client().prop_map(|client| CoreInput::LinkUp { client }),
         1 => (client(), reason).prop_map(|(client, reason)| CoreInput::LinkDown { client, reason }),
         1 => Just(CoreInput::Ready),
+        1 => Just(CoreInput::Stopping),
         2 => Just(CoreInput::Tick),
         1 => (0_usize..3, 0_usize..3).prop_map(|(inputs, outputs)| CoreInput::Init {
             dialer: 0,
@@ -148,8 +150,9 @@ proptest! {
         drive_core(steps, |input| input.rsplit_once('-').map_or(input, |(who, _)| who).to_owned())?;
     }
 
-    /// Up and Down take turns (a refused join may tell Down without one), Hung and Resumed too, and
-    /// no message of another epoch brings a frontend up.
+    /// Up and Down take turns (a refused join may tell Down without one), Hung and Resumed too, one
+    /// that is up is told once that the core stops, and no message of another epoch brings a
+    /// frontend up.
     #[test]
     fn a_frontend_tells_its_life_in_order(
         steps in prop::collection::vec((0_u8..12, any_bytes(), 0_u64..3000), 1..200),
@@ -158,6 +161,7 @@ proptest! {
         let config = HeartbeatConfig::default();
         let mut frontend = FrontendRendezvous::new("alice".into(), 7, 0, config, clock.now());
         let (mut open, mut up, mut hung, mut last_epoch) = (false, false, false, 0);
+        let mut stopping = false;
         for (kind, bytes, wait) in steps {
             clock.advance(Duration::from_millis(wait));
             if !open {
@@ -184,7 +188,10 @@ proptest! {
                     FrontendAction::Up { epoch, .. } => {
                         prop_assert!(!std::mem::replace(&mut up, true));
                         prop_assert_eq!(epoch, last_epoch);
-                        hung = false;
+                        (hung, stopping) = (false, false);
+                    }
+                    FrontendAction::Stopping => {
+                        prop_assert!(up && !std::mem::replace(&mut stopping, true));
                     }
                     FrontendAction::Hung { .. } => {
                         prop_assert!(up && !std::mem::replace(&mut hung, true));
