@@ -29,11 +29,34 @@ pub struct Supervisor {
     fleet: Fleet,
     /// Each child's present life.
     lives: Vec<Life>,
-    heard: mpsc::Receiver<(Life, Heard)>,
+    lines: Lines,
     hear: mpsc::Sender<(Life, Heard)>,
     told_ready: bool,
     /// Where a core that is started elsewhere dials in.
     desk: Option<HandshakeDesk>,
+}
+
+/// The lines of all children.
+struct Lines {
+    heard: mpsc::Receiver<(Life, Heard)>,
+    /// The life of each place whose line has ended last.
+    ended: Vec<Option<Life>>,
+}
+
+impl Lines {
+    /// Cancel-safe.
+    async fn next(&mut self) -> Option<(Life, Heard)> {
+        let (life, heard) = self.heard.recv().await?;
+        if heard == Heard::End {
+            self.ended[life.slot] = Some(life);
+        }
+        Some((life, heard))
+    }
+
+    /// `None` once the line of `of` has ended, which may be before its process has.
+    async fn next_until_end(&mut self, of: Life) -> Option<(Life, Heard)> {
+        if self.ended[of.slot] == Some(of) { None } else { self.next().await }
+    }
 }
 
 fn now() -> Stamp {
@@ -56,7 +79,8 @@ impl Supervisor {
             children.push(Child::start(spec, life, hear.clone())?);
             lives.push(life);
         }
-        Ok(Self { children, fleet, lives, heard, hear, told_ready: false, desk: None })
+        let lines = Lines { heard, ended: vec![None; lives.len()] };
+        Ok(Self { children, fleet, lives, lines, hear, told_ready: false, desk: None })
     }
 
     /// From now on lets in cores that dial `desk`, whenever the api-servers wait for one.
@@ -85,7 +109,7 @@ impl Supervisor {
                     self.last_words(self.lives[index]).await;
                     return (index, status);
                 }
-                Some((life, heard)) = self.heard.recv() => self.fleet.heard(life, heard, now()),
+                Some((life, heard)) = self.lines.next() => self.fleet.heard(life, heard, now()),
                 () = tokio::time::sleep(due) => self.fleet.tick(now()),
             };
             self.act(actions);
@@ -153,13 +177,9 @@ impl Supervisor {
     /// Takes what a process that has ended had still said.
     async fn last_words(&mut self, of: Life) {
         let read = async {
-            while let Some((life, heard)) = self.heard.recv().await {
-                let last = life == of && heard == Heard::End;
+            while let Some((life, heard)) = self.lines.next_until_end(of).await {
                 let actions = self.fleet.heard(life, heard, now());
                 self.act(actions);
-                if last {
-                    return;
-                }
             }
         };
         // A descendant of the child might hold its line open.
@@ -183,6 +203,30 @@ impl Supervisor {
         if !self.told_ready && (0..self.count()).all(|index| self.fleet.was_ready(index)) {
             self.told_ready = true;
             ready::tell();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sender stays, as that of the supervisor does: what waits for an end that has passed
+    /// would wait for ever.
+    #[tokio::test]
+    async fn last_words_end_with_the_line_whether_it_ends_before_the_process_or_after() {
+        let life = |number| Life { slot: 1, number };
+        let (hear, heard) = mpsc::channel(HEARD_MAX);
+        let mut lines = Lines { heard, ended: vec![None; 2] };
+        for (of, ends_first) in [(life(1), true), (life(2), false), (life(3), true)] {
+            hear.send((of, Heard::End)).await.unwrap();
+            if ends_first {
+                assert_eq!(lines.next().await, Some((of, Heard::End)));
+            } else {
+                assert_eq!(lines.next_until_end(of).await, Some((of, Heard::End)));
+            }
+            let rest = tokio::time::timeout(LAST_WORDS, lines.next_until_end(of)).await;
+            assert_eq!(rest, Ok(None));
         }
     }
 }
