@@ -82,7 +82,8 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
         }
     };
     // Sixty at once have the core to themselves: where blocks are few, some are preempted.
-    for nth in [272, 297] {
+    let unused = requests.next_multiple_of(KINDS) + clients::SIXTY;
+    for nth in [unused, unused + KINDS] {
         idle();
         entries.push(clients::ask(frontends[0].http, nth));
     }

@@ -48,6 +48,8 @@ const EOS: u32 = 258;
 
 /// Kinds of requests; [`ask`] goes round in them.
 pub const KINDS: usize = 25;
+/// The kind that asks for sixty choices.
+pub const SIXTY: usize = 22;
 
 /// Puts the `nth` request and reads its answer, or leaves.
 pub fn ask(http: Client, nth: usize) -> Entry {
@@ -175,7 +177,7 @@ pub fn ask(http: Client, nth: usize) -> Entry {
                 refused("over the context", "POST", COMPLETIONS, long.to_string().as_bytes())
             }
         },
-        22 => {
+        SIXTY => {
             // Beside anything else these do not fit among the 60 that may be made at once.
             let n = 60;
             let entry = Entry { n, ..entry("perhaps too many at once", 6) };
