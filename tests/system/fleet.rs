@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Run, Scrape, Stop, alive, rounds, wait_for};
+use crate::harness::{Client, Run, Scrape, Stop, alive, assert_within, rounds, wait_for};
 use crate::lifecycle::Served;
 
 pub fn shared_page(http: Client) -> Scrape {
@@ -147,6 +147,7 @@ fn an_api_server_that_hangs_is_replaced() {
     signal(victim, Signal::SIGSTOP);
     wait_for("its end", || (!alive(victim)).then_some(()));
     let took = stopped.elapsed();
+    eprintln!("figure: a stopped api-server was killed: {:.3} s", took.as_secs_f64());
     assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&took), "{took:?}");
     replaced(&served, victim);
     ask(served.http, 20);
@@ -184,8 +185,9 @@ fn check_stopped_core() {
     for admin in &served.admins {
         wait_for("503", || (admin.get("/health").status == 503).then_some(()));
     }
-    let limit = Duration::from_secs(hang as u64 + 2);
-    assert!(stopped.elapsed() < limit, "took {:?}", stopped.elapsed());
+    // Pings go out each second, so it may be noticed one late; a busy machine adds to it.
+    let limit = Duration::from_secs((hang + rounds(2, 1)) as u64);
+    assert_within(limit, stopped, "/health was 503 after the core was stopped");
     std::thread::sleep(Duration::from_secs(rounds(0, 4) as u64));
     assert_eq!(served.http.post("/v1/completions", &body).status, 503);
     signal(core, Signal::SIGCONT);
@@ -193,7 +195,7 @@ fn check_stopped_core() {
     for admin in &served.admins {
         wait_for("200", || (admin.get("/health").status == 200).then_some(()));
     }
-    assert!(went_on.elapsed() < Duration::from_secs(2), "took {:?}", went_on.elapsed());
+    assert_within(Duration::from_secs(2), went_on, "/health was 200 after the core went on");
     for (stream, first) in streams.iter_mut().zip(first) {
         let events = std::iter::once(first).chain(stream.rest()).collect();
         assert!(stream.is_done());
@@ -220,6 +222,7 @@ fn a_core_that_hangs_for_long_is_replaced() {
     }
     wait_for("its end", || (!alive(core)).then_some(()));
     let took = stopped.elapsed();
+    eprintln!("figure: a core stopped beyond 5 s was killed: {:.3} s", took.as_secs_f64());
     assert!((Duration::from_secs(4)..Duration::from_secs(10)).contains(&took), "{took:?}");
     let serves = |admin: &Client| admin.try_get("/ready").is_some_and(|a| a.status == 200);
     wait_for("the next one", || served.admins.iter().all(serves).then_some(()));

@@ -50,6 +50,14 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Less than `limit` may have passed since `from`. How much it was is told, so that the figures of
+/// a soak can be read off what its tests print.
+pub fn assert_within(limit: Duration, from: Instant, what: &str) {
+    let took = from.elapsed();
+    eprintln!("figure: {what}: {:.3} s of {} s", took.as_secs_f64(), limit.as_secs_f64());
+    assert!(took < limit, "{what} took {took:?}, which may be {limit:?}");
+}
+
 /// One test's folder and processes.
 pub struct Run {
     folder: Option<tempfile::TempDir>,
