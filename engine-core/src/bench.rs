@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use pawl_shared::protocol::SamplingParams;
 
+use crate::device::cpu::profile::Part;
+use crate::runner::cpu::CpuRunner;
 use crate::step::{
     BlockId, BlockTableUpdate, NewRequest, Progress, RequestKey, Runner, RunnerError,
     ScheduledRequest, StepPlan,
@@ -54,7 +56,7 @@ pub struct StepFigures {
 /// The runner's.
 pub fn step(runner: &mut dyn Runner, bench: StepBench) -> Result<StepFigures, RunnerError> {
     let mut driver = Driver::new(runner);
-    let (decode_step, decode_step_cpu) = driver.decode(bench)?;
+    let (decode_step, decode_step_cpu) = driver.decode(bench, |_| ())?;
     let (prefill, prefill_cpu) = driver.prefill(bench)?;
     let per_s = |tokens: u32, time: Duration| {
         if time.is_zero() { 0.0 } else { f64::from(tokens) / time.as_secs_f64() }
@@ -69,16 +71,30 @@ pub fn step(runner: &mut dyn Runner, bench: StepBench) -> Result<StepFigures, Ru
     })
 }
 
-struct Driver<'a> {
-    runner: &'a mut dyn Runner,
+/// Where the time of a decode step goes, the longest part first; of steps of their own, since
+/// looking costs a little.
+///
+/// # Errors
+/// The runner's.
+pub fn decode_profile(
+    runner: &mut CpuRunner,
+    bench: StepBench,
+) -> Result<Vec<(Part, Duration)>, RunnerError> {
+    Driver::new(runner).decode(bench, CpuRunner::start_profile)?;
+    let parts = runner.take_profile().map(|profile| profile.parts()).unwrap_or_default();
+    Ok(parts.into_iter().map(|(part, time)| (part, time / bench.decode_steps)).collect())
+}
+
+struct Driver<'a, R: Runner + ?Sized> {
+    runner: &'a mut R,
     progress: Progress,
     step: u64,
     key: u64,
     sampling: Arc<SamplingParams>,
 }
 
-impl<'a> Driver<'a> {
-    fn new(runner: &'a mut dyn Runner) -> Self {
+impl<'a, R: Runner + ?Sized> Driver<'a, R> {
+    fn new(runner: &'a mut R) -> Self {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let progress = Progress::default();
         Self { runner, progress, step: 0, key: 0, sampling: Arc::new(sampling) }
@@ -115,7 +131,12 @@ impl<'a> Driver<'a> {
         Ok((started.elapsed(), cpu_time().saturating_sub(cpu)))
     }
 
-    fn decode(&mut self, bench: StepBench) -> Result<(Duration, Duration), RunnerError> {
+    /// `begin` is called when the prompts are computed.
+    fn decode(
+        &mut self,
+        bench: StepBench,
+        begin: impl FnOnce(&mut R),
+    ) -> Result<(Duration, Duration), RunnerError> {
         let block_size = self.runner.spec().block_size;
         let blocks = (bench.context + bench.decode_steps).div_ceil(block_size);
         let mut keys = Vec::new();
@@ -125,6 +146,7 @@ impl<'a> Driver<'a> {
             keys.push(self.prompt(&mut plan, bench.context, bench.decode_steps, first_block));
             self.execute(plan)?;
         }
+        begin(self.runner);
         let mut times = Vec::new();
         for index in 0..bench.decode_steps {
             let one = |&key: &RequestKey| ScheduledRequest {

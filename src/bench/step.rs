@@ -1,12 +1,14 @@
 //! `pawl bench step`: a model's steps, and beside them what the machine gives at that moment.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use pawl_engine_core::bench::{StepBench, StepFigures, step};
+use pawl_engine_core::bench::{StepBench, StepFigures, decode_profile, step};
 use pawl_engine_core::device::cpu::measure::{Machine, MachineFigures};
+use pawl_engine_core::device::cpu::profile::Part;
 use pawl_engine_core::runner::cpu::{CpuConfig, CpuRunner};
 use pawl_engine_core::step::Progress;
 use pawl_shared::model_card::GgufFile;
@@ -46,6 +48,9 @@ pub struct BenchStepArgs {
     /// Type of the cached keys and values
     #[arg(long, value_enum, default_value_t)]
     pub kv_cache_dtype: KvCacheDtype,
+    /// Also where the time of a decode step goes, in steps of their own
+    #[arg(long)]
+    pub profile: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -68,6 +73,7 @@ pub fn run(args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
     let mut machine = Machine::new(runner.threads(), usize::try_from(bytes)?)?;
     let before = machine.measure();
     let figures = step(&mut runner, bench)?;
+    let profile = if args.profile { decode_profile(&mut runner, bench)? } else { Vec::new() };
     let result = Result {
         isa: runner.isa().as_str(),
         threads: runner.threads(),
@@ -75,6 +81,7 @@ pub fn run(args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
         figures,
         machine: [before, machine.measure()],
         decode_bytes: bytes,
+        profile,
     };
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -113,6 +120,8 @@ struct Result {
     machine: [MachineFigures; 2],
     /// What a decode step must read.
     decode_bytes: u64,
+    /// Time of each part of a decode step, if it was asked for.
+    profile: Vec<(Part, Duration)>,
 }
 
 impl Result {
@@ -152,11 +161,21 @@ impl Result {
                 figures.prefill_tokens_per_s
             );
         }
+        let whole: Duration = self.profile.iter().map(|(_, time)| *time).sum();
+        for (part, time) in &self.profile {
+            let share = time.as_secs_f64() / whole.as_secs_f64();
+            // A bar of 40 places is a whole step.
+            let bar = "█".repeat((40.0 * share).round() as usize);
+            let part = part.to_string();
+            text += &format!("{part:<24} {:>7.3} ms {:>4.0} % {bar}\n", ms(*time), 100.0 * share);
+        }
         text
     }
 
     fn json(&self) -> serde_json::Value {
         let Self { bench, figures, machine, .. } = self;
+        let profile: BTreeMap<_, _> =
+            self.profile.iter().map(|(part, time)| (part.to_string(), ms(*time))).collect();
         json!({
             "isa": self.isa,
             "threads": self.threads,
@@ -173,6 +192,7 @@ impl Result {
             "prefill_ms": ms(figures.prefill),
             "prefill_cpu_ms": ms(figures.prefill_cpu),
             "prefill_tokens_per_s": figures.prefill_tokens_per_s,
+            "decode_profile_ms": profile,
         })
     }
 }

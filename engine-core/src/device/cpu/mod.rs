@@ -17,14 +17,15 @@ mod matmul;
 pub mod measure;
 mod packed;
 mod pool;
+pub mod profile;
 mod quantise;
 mod rows;
 mod team;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use arena::{Arena, Buffer, Layout, trim_heap};
 pub use isa::Isa;
@@ -33,6 +34,7 @@ pub use kv::{KvDtype, block_bytes};
 use packed::{Kind, PackedMatrix, Part};
 use pool::Pool;
 pub use pool::{allowed_cores, physical_cores};
+use profile::{Part as ProfilePart, Profile};
 use quantise::{GROUP_ROWS, QuantisedBlock};
 use team::Team;
 
@@ -92,6 +94,8 @@ struct ThreadState {
     /// A row as it is quantised, before its blocks go to their places.
     row_blocks: Vec<QuantisedBlock>,
     attention: AttentionState,
+    /// Only of thread 0, while somebody wants to know.
+    profile: Option<Profile>,
 }
 
 /// What a thread needs for the queries of a tile.
@@ -202,6 +206,7 @@ impl CpuDevice {
                 quantised: arena.buffer(at, GROUP_ROWS * blocks),
                 row_blocks: vec![QuantisedBlock::default(); blocks],
                 attention: AttentionState::new(&config.attention),
+                profile: None,
             })
         };
         trim_heap();
@@ -231,6 +236,22 @@ impl CpuDevice {
     #[must_use]
     pub fn num_threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// From now on measures where the time of runs goes.
+    pub fn start_profile(&mut self) {
+        self.own_state().profile = Some(Profile::start());
+    }
+
+    /// Ends what [`CpuDevice::start_profile`] began.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        let mut profile = self.own_state().profile.take()?;
+        profile.lap(ProfilePart::Between);
+        Some(profile)
+    }
+
+    fn own_state(&mut self) -> &mut ThreadState {
+        self.threads[0].get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of weights that one run of `program` multiplies with.

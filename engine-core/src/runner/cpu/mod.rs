@@ -20,6 +20,7 @@ pub use config::{CpuConfig, KvCacheDtype, LoadError};
 use requests::Requests;
 
 use super::sampler::{self, Scratch};
+use crate::device::cpu::profile::Profile;
 use crate::device::cpu::{CpuDevice, CpuDeviceConfig, Isa};
 use crate::device::{Batch, Device, Program, Sequence, TensorId};
 use crate::model;
@@ -133,6 +134,16 @@ impl CpuRunner {
     #[must_use]
     pub fn threads(&self) -> usize {
         self.device.num_threads()
+    }
+
+    /// From now on measures where the time of steps goes.
+    pub fn start_profile(&mut self) {
+        self.device.start_profile();
+    }
+
+    /// Ends what [`CpuRunner::start_profile`] began.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.device.take_profile()
     }
 
     /// Bytes that a step of `batch` requests of `context` positions each must read, if each of them

@@ -11,6 +11,7 @@ use super::isa::Isa;
 use super::kv::KvCache;
 use super::matmul::{self, Input, Output};
 use super::packed::{BLOCK, PackedMatrix, TILE, share};
+use super::profile::Part;
 use super::quantise::{GROUP_ROWS, QuantisedBlock, place_row, quantise_row};
 use super::team::{Cursor, Team};
 use super::{CpuDevice, TAKEN_MAX, TOKENS_MAX, Tensor, ThreadState, Weight, rows};
@@ -74,6 +75,7 @@ impl CpuDevice {
                 thread,
             };
             let mut cursor = Cursor::default();
+            state.lap(Part::Between);
             let mut ops = &program.ops[..];
             while !ops.is_empty() {
                 // SAFETY: all threads run the same stages in the same order.
@@ -84,6 +86,14 @@ impl CpuDevice {
                 }
             }
         });
+    }
+}
+
+impl ThreadState {
+    fn lap(&mut self, part: Part) {
+        if let Some(profile) = &mut self.profile {
+            profile.lap(part);
+        }
     }
 }
 
@@ -181,10 +191,16 @@ impl Run<'_> {
                 }),
                 _ => {}
             }
+            state.lap(Part::Rows);
             match next {
-                Some(Op::Matmul { x, parts }) => self.matmul(*x, parts, state, cursor),
+                Some(Op::Matmul { x, parts }) => {
+                    self.matmul(*x, parts, state, cursor);
+                    let rows = parts.iter().map(|part| self.matrix(part.weight).rows).sum();
+                    state.lap(Part::Product { cols: self.tensors[x.0].width, rows });
+                }
                 Some(Op::Attention { layer, q, out }) => {
                     self.attention(*layer, *q, *out, state, cursor);
+                    state.lap(Part::Attention);
                 }
                 _ => return of_rows,
             }
