@@ -1,13 +1,14 @@
 """Makes the goldens in this folder with other software than Pawl; see README.md.
 
-    python make.py MODEL.gguf
+    python make.py MODEL.gguf [tokenizer] [greedy] [perplexity]
 
-Needs torch, transformers, gguf and xllamacpp. The forward pass is transformers' Llama in float32
-over the dequantised weights; token ids come from llama.cpp's tokenizer and are checked against the
-Hugging Face one that transformers rebuilds from the same file.
+Without names, all of them. Needs torch, transformers, gguf and xllamacpp. The forward pass is
+transformers' Llama in float32 over the dequantised weights; token ids come from llama.cpp's
+tokenizer and are checked against the Hugging Face one that transformers rebuilds from the same file.
 """
 
 import json
+import math
 import pathlib
 import sys
 import unicodedata
@@ -150,10 +151,20 @@ def write(name, value):
     (HERE / name).write_text(f"[\n{lines}\n]\n")
 
 
-def main():
-    path = pathlib.Path(sys.argv[1]).resolve()
-    tokenizer, llama = load_tokenizer(path), LlamaCpp(path)
+@torch.inference_mode()
+def perplexity(model, llama):
+    """How unexpected each token of the text is after those before it, in nats."""
+    text = (HERE / "perplexity.txt").read_text()
+    ids = llama.encode(text)
+    logits = model(input_ids=torch.tensor([ids])).logits[0].double()
+    logprobs = torch.log_softmax(logits, dim=-1)
+    nats = [-float(logprobs[at, token]) for at, token in enumerate(ids[1:])]
+    print(len(ids), "tokens, perplexity", math.exp(sum(nats) / len(nats)))
+    # The first token has nothing before it.
+    write("perplexity.json", list(zip(ids, [None] + [round(n, 5) for n in nats])))
 
+
+def tokenizer_goldens(tokenizer, llama):
     goldens = []
     for text in awkward_strings():
         ids = llama.encode(text) if text else []
@@ -165,7 +176,8 @@ def main():
     print(len(goldens), "strings,", sum(g["agreed"] for g in goldens), "agreed")
     write("tokenizer.json", goldens)
 
-    model = load_model(path)
+
+def greedy_goldens(model, tokenizer, llama):
     runs, rows = [], []
     for prompt in json.loads((HERE / "prompts.json").read_text()):
         text = prompt.get("text")
@@ -186,6 +198,18 @@ def main():
             rows.append({"name": prompt["name"], "prompt_ids": ids, **statistics(row)})
     write("greedy.json", runs)
     write("logits.json", rows)
+
+
+def main():
+    path = pathlib.Path(sys.argv[1]).resolve()
+    wanted = set(sys.argv[2:]) or {"tokenizer", "greedy", "perplexity"}
+    tokenizer, llama, model = load_tokenizer(path), LlamaCpp(path), load_model(path)
+    if "tokenizer" in wanted:
+        tokenizer_goldens(tokenizer, llama)
+    if "greedy" in wanted:
+        greedy_goldens(model, tokenizer, llama)
+    if "perplexity" in wanted:
+        perplexity(model, llama)
 
 
 if __name__ == "__main__":

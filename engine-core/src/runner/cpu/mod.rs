@@ -9,6 +9,8 @@ mod config;
 mod requests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod weights_tests;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
