@@ -7,9 +7,8 @@ use super::arena::{Arena, Buffer};
 use super::isa::Isa;
 use super::matmul::{Input, Output, multiply};
 use super::packed::{Kind, TILE, share};
-use super::pool::Pool;
 use super::quantise::quantise_rows;
-use super::team::{Cursor, Team};
+use super::threads::{Cursor, Pool, Team};
 use crate::device::DeviceError;
 
 /// What bounds a step from outside. Shared machines drift by half within minutes, so a figure of

@@ -16,13 +16,12 @@ pub(crate) mod logits;
 mod matmul;
 pub mod measure;
 mod packed;
-mod pool;
 pub mod profile;
 mod quantise;
 mod rows;
-mod team;
 #[cfg(test)]
 pub(crate) mod testing;
+mod threads;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -32,11 +31,10 @@ pub use isa::Isa;
 use kv::KvCache;
 pub use kv::{KvDtype, block_bytes};
 use packed::{Kind, PackedMatrix, Part};
-use pool::Pool;
-pub use pool::{allowed_cores, physical_cores};
 use profile::{Part as ProfilePart, Profile};
 use quantise::{GROUP_ROWS, QuantisedBlock};
-use team::Team;
+use threads::{Pool, Team};
+pub use threads::{allowed_cores, physical_cores};
 
 use super::{
     AttentionSpec, Batch, Device, DeviceError, MatmulPart, Op, Program, RopeSpec, Rows, TensorId,

@@ -4,7 +4,7 @@ use super::Run;
 use crate::device::TensorId;
 use crate::device::cpu::attention::plan::{Tile, Unit};
 use crate::device::cpu::attention::{self, Queries, partial_len};
-use crate::device::cpu::team::Cursor;
+use crate::device::cpu::threads::Cursor;
 use crate::device::cpu::{AttentionState, ThreadState};
 
 impl Run<'_> {

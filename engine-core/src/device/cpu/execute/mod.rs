@@ -13,7 +13,7 @@ use super::matmul::{self, Input, Output};
 use super::packed::{BLOCK, PackedMatrix, TILE, share};
 use super::profile::Part;
 use super::quantise::{GROUP_ROWS, QuantisedBlock, place_row, quantise_row};
-use super::team::{Cursor, Team};
+use super::threads::{Cursor, Team};
 use super::{CpuDevice, TAKEN_MAX, TOKENS_MAX, Tensor, ThreadState, Weight, rows};
 use crate::device::{Batch, MatmulPart, Op, Program, RopeSpec, Rows, Sequence, TensorId, WeightId};
 

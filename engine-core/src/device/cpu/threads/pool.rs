@@ -6,64 +6,11 @@
 //! reason nobody waits for a thread that the system has not let run: a worker that comes too late
 //! for a task is not part of it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
-/// Turns of spinning before the first yield: some tens of microseconds, longer than an operation.
-const SPINS: u32 = 1_000;
-/// Yields before the thread goes to sleep.
-const YIELDS: u32 = 64;
-
-/// Something that threads wait for: spin, then yield, then sleep.
-#[derive(Debug, Default)]
-pub struct Event {
-    sleepers: AtomicU32,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Event {
-    /// Returns once `ready` says so. `ready` must load with SeqCst what is stored with SeqCst
-    /// before [`Event::notify`].
-    pub fn wait(&self, ready: impl Fn() -> bool) {
-        if self.spin(SPINS, &ready) {
-            return;
-        }
-        for _ in 0..YIELDS {
-            if ready() {
-                return;
-            }
-            std::thread::yield_now();
-        }
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Either the notifier sees this sleeper, or the sleeper sees what the notifier stored.
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while !ready() {
-            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Whether `ready` came true within so many turns.
-    pub fn spin(&self, turns: u32, ready: &impl Fn() -> bool) -> bool {
-        for _ in 0..turns {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        ready()
-    }
-
-    /// Wakes those who sleep.
-    pub fn notify(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.wake.notify_all();
-        }
-    }
-}
+use super::event::Event;
+use super::sync::{Arc, AtomicBool, AtomicU64, Builder, JoinHandle, Mutex};
 
 /// The function that the workers run, as a pointer whose lifetime `run` guards.
 type Task = *const (dyn Fn(usize) + Sync);
@@ -89,13 +36,13 @@ struct Shared {
 
 impl Shared {
     fn task_number(&self) -> u64 {
-        self.gate.load(Ordering::SeqCst) >> 32
+        self.gate.load(Ordering::Acquire) >> 32
     }
 
     /// Counts a worker in, unless the task is over.
     fn join(&self) -> bool {
         let enter = |gate: u64| (gate & OPEN != 0).then_some(gate + 1);
-        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
+        self.gate.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
     }
 }
 
@@ -122,12 +69,18 @@ impl Pool {
         let mut pool = Self { shared, workers: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let worker = std::thread::Builder::new()
+            let worker = Builder::new()
                 .name(format!("pawl-cpu-{index}"))
                 .spawn(move || work(&shared, index))?;
             pool.workers.push(worker);
         }
         Ok(pool)
+    }
+
+    /// Workers that sleep until there is a task, or are about to.
+    #[cfg(test)]
+    pub fn sleepers(&self) -> u32 {
+        self.shared.start.sleepers()
     }
 
     /// Threads that may take part, the caller counted.
@@ -154,11 +107,11 @@ impl Pool {
         };
         let shared = &*self.shared;
         *shared.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(SendTask(erased));
-        shared.gate.store((shared.task_number() + 1) << 32 | OPEN, Ordering::SeqCst);
+        shared.gate.store((shared.task_number() + 1) << 32 | OPEN, Ordering::Release);
         shared.start.notify();
         task(0);
-        shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
-        let empty = || shared.gate.load(Ordering::SeqCst) & (OPEN - 1) == 0;
+        shared.gate.fetch_and(!OPEN, Ordering::Relaxed);
+        let empty = || shared.gate.load(Ordering::Acquire) & (OPEN - 1) == 0;
         shared.left.wait(empty);
         std::mem::forget(bomb);
     }
@@ -166,7 +119,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.quit.store(true, Ordering::SeqCst);
+        self.shared.quit.store(true, Ordering::Release);
         self.shared.start.notify();
         for worker in self.workers.drain(..) {
             // A worker that panicked has ended the process already.
@@ -178,7 +131,7 @@ impl Drop for Pool {
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        let quit = || shared.quit.load(Ordering::SeqCst);
+        let quit = || shared.quit.load(Ordering::Acquire);
         shared.start.wait(|| quit() || shared.task_number() != seen);
         if quit() {
             return;
@@ -191,7 +144,7 @@ fn work(shared: &Shared, index: usize) {
             let SendTask(task) = task.expect("a task is set before the gate opens");
             // SAFETY: `run` keeps the function alive until this worker has left.
             unsafe { (*task)(index) };
-            shared.gate.fetch_sub(1, Ordering::SeqCst);
+            shared.gate.fetch_sub(1, Ordering::Release);
             shared.left.notify();
         } else {
             seen = shared.task_number();
@@ -206,75 +159,5 @@ impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         // Only reached by unwinding; the panic's message is already out.
         std::process::abort();
-    }
-}
-
-/// The cores that this process may run on.
-#[must_use]
-pub fn allowed_cores() -> Vec<usize> {
-    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
-    let allowed = set.map(|set| {
-        (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect()
-    });
-    allowed.unwrap_or_default()
-}
-
-/// Of `cores`, one for each physical core: two hardware threads of a core share its multipliers,
-/// and a decode that reads memory gains nothing from the second.
-#[must_use]
-pub fn physical_cores(cores: &[usize]) -> Vec<usize> {
-    let mut seen = std::collections::BTreeSet::new();
-    let mut first_of_its_core = |cpu: &usize| {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        // Where the system does not tell, each is its own.
-        let siblings = std::fs::read_to_string(path).unwrap_or_else(|_| cpu.to_string());
-        seen.insert(siblings)
-    };
-    cores.iter().copied().filter(|cpu| first_of_its_core(cpu)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use super::*;
-
-    /// Runs `count` pieces of work, claimed by whoever is there.
-    fn share(pool: &mut Pool, count: usize) -> usize {
-        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        pool.run(&|_| {
-            while next.fetch_add(1, Ordering::Relaxed) < count {
-                done.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        done.into_inner()
-    }
-
-    #[test]
-    fn all_work_is_done_whoever_comes() {
-        for threads in [1, 2, 4] {
-            let mut pool = Pool::new(threads).unwrap();
-            for round in 0..300 {
-                assert_eq!(share(&mut pool, round), round);
-            }
-        }
-    }
-
-    #[test]
-    fn a_sleeping_pool_wakes_up() {
-        let mut pool = Pool::new(3).unwrap();
-        for _ in 0..2 {
-            // Until the workers sleep, as they do after their bounded spin.
-            while pool.shared.start.sleepers.load(Ordering::SeqCst) < 2 {
-                std::thread::yield_now();
-            }
-            let there = AtomicUsize::new(0);
-            pool.run(&|_| {
-                there.fetch_add(1, Ordering::SeqCst);
-                while there.load(Ordering::SeqCst) < 3 {
-                    std::thread::yield_now();
-                }
-            });
-        }
     }
 }
