@@ -137,6 +137,35 @@ fn scheduler_and_kv_cache_know_no_device_model_or_runner() {
 }
 
 #[test]
+fn state_machines_are_told_the_time_and_intervals_never_come_from_the_wall_clock() {
+    law("a state machine gets its time from a Clock", |source| {
+        let machines = [
+            "shared/src/rendezvous/",
+            "engine-core/src/engine/",
+            "engine-core/src/scheduler/",
+            "api-server/src/output_handler/",
+        ];
+        let test = source.path.contains("/tests/") || source.path.ends_with("tests.rs");
+        if test || !machines.iter().any(|folder| source.under(folder)) {
+            return Vec::new();
+        }
+        places(source, &["Instant", "SystemTime", "SystemClock"])
+    });
+    law(
+        "the wall clock is for people: it is read by the Clock, for the log and for names",
+        |source| {
+            let homes =
+                ["shared/src/clock.rs", "shared/src/telemetry.rs", "src/bench/serve/mod.rs"];
+            let test = source.path.contains("/tests/") || source.under("tests/");
+            if !source.is_rust() || test || homes.contains(&source.path.as_str()) {
+                return Vec::new();
+            }
+            places(source, &["SystemTime"])
+        },
+    );
+}
+
+#[test]
 fn crates_stay_in_their_folders() {
     let homes: [(&[&str], &str); 3] = [
         (&["zeromq"], "shared/src/transport"),

@@ -5,7 +5,7 @@
 //! is for humans and for `created` fields; no interval is ever computed from it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A point on the monotonic clock, in nanoseconds. Never zero: vLLM's decoder replaces a stamp of
@@ -81,29 +81,39 @@ impl Clock for SystemClock {
 
 /// A clock that moves only when a test moves it. Clones share the same time.
 #[derive(Clone, Debug)]
-pub struct ManualClock(Arc<AtomicU64>);
+pub struct ManualClock {
+    nanos: Arc<AtomicU64>,
+    /// How far the wall clock has been put forward, in seconds.
+    put_forward: Arc<AtomicI64>,
+}
 
 impl ManualClock {
     /// A clock standing at `nanos`.
     #[must_use]
     pub fn at(nanos: u64) -> Self {
-        Self(Arc::new(AtomicU64::new(nanos)))
+        Self { nanos: Arc::new(AtomicU64::new(nanos)), put_forward: Arc::default() }
     }
 
     /// Moves the clock forward.
     pub fn advance(&self, by: Duration) {
         let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-        self.0.fetch_add(nanos, Ordering::SeqCst);
+        self.nanos.fetch_add(nanos, Ordering::SeqCst);
+    }
+
+    /// Puts the wall clock forward by so many seconds, or back, as its owner may at any time.
+    pub fn put_wall_forward(&self, seconds: i64) {
+        self.put_forward.fetch_add(seconds, Ordering::SeqCst);
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Stamp {
-        Stamp::from_nanos(self.0.load(Ordering::SeqCst))
+        Stamp::from_nanos(self.nanos.load(Ordering::SeqCst))
     }
 
     fn wall(&self) -> WallTime {
-        WallTime(1.0e9 + self.now().seconds())
+        let put_forward = self.put_forward.load(Ordering::SeqCst);
+        WallTime(1.0e9 + put_forward as f64 + self.now().seconds())
     }
 }
 

@@ -416,7 +416,7 @@ impl World {
             return;
         }
         let frontend = wanted.frontend;
-        let slowest = self.draw_slowest(frontend);
+        let slowest = self.draw_slowest();
         let input = self.net.connect(Socket::Input, frontend, slowest);
         let output = self.net.connect(Socket::Output, frontend, slowest);
         let outbox = Outbox::new(self.plan.outbox_bytes, Some(self.plan.window));

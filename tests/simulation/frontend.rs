@@ -201,7 +201,7 @@ impl World {
             self.schedule(CONNECT_RETRY, Event::FrontendOpen(index, life, epoch));
             return;
         }
-        let slowest = self.draw_slowest(index);
+        let slowest = self.draw_slowest();
         let control = self.net.connect(Socket::Control, index, slowest);
         let frontend = self.frontends[index].as_mut().expect("it opens");
         frontend.open = true;

@@ -1,6 +1,7 @@
 //! What one frontend's numbers must be, kept by the hand of its readers.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use pawl_api_server::engine_client::{SubmitError, Update};
 use pawl_api_server::metrics::{AdmissionReason, Snapshot};
@@ -15,6 +16,9 @@ pub struct Ledger {
     first_tokens: u64,
     later_outputs: u64,
     completed: u64,
+    /// How long clients had waited for their first tokens and for whole answers, in seconds.
+    waited_first: f64,
+    waited_whole: f64,
     completed_requests: u64,
     rejected: BTreeMap<&'static str, u64>,
     slow_readers: u64,
@@ -54,8 +58,15 @@ impl Ledger {
         self.sessions += 1;
     }
 
-    /// An update of a choice; `true` if the choice ended and was counted as complete.
-    pub fn update(&mut self, account: &mut Account, prompt: u64, update: &Update) -> bool {
+    /// An update of a choice, `waited` after its client had asked; `true` if the choice ended and
+    /// was counted as complete.
+    pub fn update(
+        &mut self,
+        account: &mut Account,
+        prompt: u64,
+        update: &Update,
+        waited: Duration,
+    ) -> bool {
         let tokens = update.token_ids.len() as u64;
         self.generation_tokens += tokens;
         if tokens > 0 {
@@ -63,6 +74,7 @@ impl Ledger {
             if account.outputs == 1 {
                 self.first_tokens += 1;
                 self.prompt_tokens += prompt;
+                self.waited_first += waited.as_secs_f64();
             } else {
                 self.later_outputs += 1;
             }
@@ -78,6 +90,7 @@ impl Ledger {
             FinishReason::Stop | FinishReason::Length | FinishReason::Repetition
         );
         self.completed += u64::from(complete);
+        self.waited_whole += if complete { waited.as_secs_f64() } else { 0.0 };
         complete
     }
 
@@ -139,6 +152,16 @@ impl Ledger {
         check("pawl:decode_errors_total", &[], 0);
         check("vllm:num_requests_running", &[], self.gauges.0);
         check("vllm:num_requests_waiting", &[], self.gauges.1);
+        // A client hears of a token when it is counted, or later.
+        for (family, most) in [
+            ("vllm:time_to_first_token_seconds", self.waited_first),
+            ("vllm:e2e_request_latency_seconds", self.waited_whole),
+        ] {
+            let shown = shown.observed(family);
+            if shown > most + 1e-6 {
+                wrong.push(format!("{family} adds up to {shown} s, clients waited for {most} s"));
+            }
+        }
         let usage = shown.total("vllm:kv_cache_usage_perc", &[]);
         if usage != self.gauges.2 {
             wrong.push(format!("the cache's usage shows {usage}, told was {}", self.gauges.2));

@@ -90,6 +90,8 @@ fn a_seed_is_one_history() {
         assert!(once.lines > 300, "nothing much happened: {once:?}");
         assert_eq!(once, again, "the same seed went another way");
     }
+    let checked: u64 = histories.iter().map(|[once, _]| once.gauges_checked).sum();
+    assert!(checked > 200, "gauges were nearly always excused: {checked}");
     let [[first, _], [second, _], _] = histories;
     assert_ne!(first, second, "two seeds went the same way");
 }

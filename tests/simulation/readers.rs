@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use pawl_api_server::engine_client::{Generation, Submit, Update};
-use pawl_shared::clock::Clock;
+use pawl_shared::clock::{Clock, Stamp};
 use pawl_shared::protocol::{FinishReason, SamplingParams, Value};
 
 use crate::chance::mix;
@@ -45,6 +45,7 @@ pub struct Request {
     prompt: u64,
     choices: Vec<Choice>,
     pub reader: Reader,
+    asked: Stamp,
     /// Of the core that it was sent to.
     pub core_life: u32,
     /// Whether the prompts it was sent with have been counted as not taken.
@@ -130,8 +131,16 @@ impl World {
             };
             let choices = (0..n).map(|_| choice()).collect();
             let refused = Rc::clone(&refused);
-            let request =
-                Request { generation, prompt, choices, reader, core_life, refused, slow: false };
+            let request = Request {
+                generation,
+                prompt,
+                choices,
+                reader,
+                asked: arrival,
+                core_life,
+                refused,
+                slow: false,
+            };
             let frontend = self.frontends[index].as_mut().expect("it is there");
             frontend.requests.insert(id, request);
             let life = frontend.life;
@@ -224,7 +233,9 @@ impl World {
             update.token_ids
         );
         choice.got += update.token_ids.len();
-        choice.completed = frontend.ledger.update(&mut choice.account, request.prompt, update);
+        let waited = self.clock.now().since(request.asked);
+        let account = &mut choice.account;
+        choice.completed = frontend.ledger.update(account, request.prompt, update, waited);
         let Some(finish) = &update.finish else { return };
         choice.ended = true;
         let whole = choice.got == choice.expected.len();
@@ -273,7 +284,8 @@ impl World {
                 }),
                 ..Update::default()
             };
-            frontend.ledger.update(&mut choice.account, request.prompt, &update);
+            let waited = self.clock.now().since(request.asked);
+            frontend.ledger.update(&mut choice.account, request.prompt, &update, waited);
         }
         drop(request);
         self.note(format_args!("client {id} goes away"));

@@ -20,6 +20,7 @@ pub struct Trace {
 pub struct History {
     pub hash: u64,
     pub lines: u64,
+    pub gauges_checked: u64,
 }
 
 impl Trace {
@@ -40,8 +41,8 @@ impl Trace {
         self.last.push_back(line);
     }
 
-    pub fn history(&self) -> History {
-        History { hash: self.hasher.finish(), lines: self.lines }
+    pub fn history(&self, gauges_checked: u64) -> History {
+        History { hash: self.hasher.finish(), lines: self.lines, gauges_checked }
     }
 
     pub fn end(&self) -> String {

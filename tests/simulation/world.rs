@@ -122,6 +122,8 @@ pub struct World {
     pub orphans: BTreeMap<RequestKey, u64>,
     pub past_gauges: PastGauges,
     pub checks: u64,
+    /// How often a frontend's gauges were looked at, and nothing excused them.
+    pub gauges_checked: u64,
 }
 
 /// Runs a seed to its end; what broke, with the end of the trace, if anything did.
@@ -177,6 +179,7 @@ impl World {
             orphans: BTreeMap::new(),
             past_gauges: PastGauges::default(),
             checks: 0,
+            gauges_checked: 0,
         }
     }
 
@@ -200,7 +203,7 @@ impl World {
     }
 
     /// How slow a new connection is at its slowest.
-    pub fn draw_slowest(&mut self, _frontend: usize) -> Duration {
+    pub fn draw_slowest(&mut self) -> Duration {
         let slow = self.plan.faults.is_some() && self.chance.percent(10);
         let millis = if slow { 400 } else { self.chance.pick(&[1, 2, 20, 50]) };
         Duration::from_millis(millis)
@@ -247,7 +250,7 @@ impl World {
         self.settles_by = self.now() + nanos(ANSWERS_WITHIN);
         self.run_until_settled();
         self.check_end();
-        self.trace.history()
+        self.trace.history(self.gauges_checked)
     }
 
     fn run_until_settled(&mut self) {

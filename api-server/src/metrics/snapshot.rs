@@ -91,6 +91,18 @@ impl Snapshot {
         totals.fold(0.0, |sum, total| sum + total)
     }
 
+    /// What the observations of a histogram or a summary add up to, over all its series. 0 where
+    /// there is none.
+    #[must_use]
+    pub fn observed(&self, family: &str) -> f64 {
+        let series = self.0.get(family).into_iter().flat_map(|family| &family.0);
+        let sums = series.map(|(_, reading)| match reading {
+            Reading::Summary { sum, .. } | Reading::Histogram { sum, .. } => sum.0,
+            Reading::Number(_) => 0.0,
+        });
+        sums.fold(0.0, |all, sum| all + sum)
+    }
+
     /// The page: content type and body.
     #[must_use]
     pub fn render(&self, format: Format) -> (&'static str, Vec<u8>) {
