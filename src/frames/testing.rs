@@ -2,8 +2,8 @@
 
 use pawl_shared::clock::Stamp;
 use pawl_shared::protocol::{
-    ClientMessage, EngineCoreOutput, EngineCoreRequest, PrefixCacheStats, RequestId,
-    SamplingParams, SchedulerStats, StepFrame,
+    ClientMessage, EngineCoreOutput, EngineCoreRequest, RequestId, SamplingParams, SchedulerStats,
+    StepFrame, testing::idle_stats,
 };
 use pawl_shared::tap::{Passed, TapRecord};
 
@@ -32,21 +32,6 @@ pub fn output(id: &str, tokens: &[u32]) -> EngineCoreOutput {
 
 /// A frame of an idle scheduler with these outputs.
 pub fn step(outputs: Vec<EngineCoreOutput>) -> Passed {
-    let stats = SchedulerStats {
-        num_running_reqs: 0,
-        num_waiting_reqs: 0,
-        num_skipped_waiting_reqs: 0,
-        num_kv_fetch_reqs_by_stage: [0; 3],
-        step_counter: 0,
-        current_wave: 0,
-        kv_cache_usage: 0.0,
-        prefix_cache_stats: PrefixCacheStats::default(),
-        spec_decoding_stats: None,
-        iteration_details: None,
-        kv_cache_eviction_events: Vec::new(),
-        waiting_lora_adapters: Vec::new(),
-        running_lora_adapters: Vec::new(),
-        pawl: None,
-    };
+    let stats = SchedulerStats { pawl: None, ..idle_stats() };
     Passed::ToClient(StepFrame::new(Stamp::from_nanos(1), stats, 0, outputs).encode())
 }

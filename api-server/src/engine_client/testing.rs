@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pawl_shared::model_card::ModelCard;
 use pawl_shared::protocol::{
-    ClientMessage, EngineCoreRequest, ReadyResponse, StepFrame, UtilityFrame, UtilityReply, Value,
+    ClientMessage, EngineCoreRequest, StepFrame, UtilityFrame, UtilityReply, Value,
+    testing::small_ready,
 };
 use pawl_shared::transport::{FrontendEvent, SendRefused};
 use tokio::sync::mpsc;
@@ -33,37 +34,15 @@ pub(crate) fn connect(config: ClientConfig) -> (EngineClient, FakeCore) {
     (client, FakeCore { events: events_in, messages, clock })
 }
 
-/// A ready response of a small engine.
-pub(crate) fn ready() -> ReadyResponse {
-    ReadyResponse {
-        max_model_len: 64,
-        num_gpu_blocks: 128,
-        block_size: 16,
-        dp_stats_address: None,
-        dtype: "float32".into(),
-        vllm_version: "0.33.0".into(),
-        world_size: 1,
-        data_parallel_size: 1,
-        tensor_parallel_size: 1,
-        pipeline_parallel_size: 1,
-        decode_context_parallel_size: 1,
-        data_parallel_rank: 0,
-        max_num_seqs: 16,
-        max_num_batched_tokens: 64,
-        instance_id: "test".into(),
-        supports_lora: false,
-        max_loras: 0,
-        kv_cache_size_tokens: Some(2048),
-        kv_cache_max_concurrency: None,
-        extra: vec![("pawl_enable_prefix_caching".into(), Value::Bool(true))],
-    }
-}
-
 impl FakeCore {
     /// Joins as epoch `epoch`.
     pub async fn join(&self, epoch: u64) {
-        let event =
-            FrontendEvent::Up { ready: ready().encode(), client_index: 3, epoch, engine_index: 0 };
+        let event = FrontendEvent::Up {
+            ready: small_ready().encode(),
+            client_index: 3,
+            epoch,
+            engine_index: 0,
+        };
         self.events.send(event).await.expect("the client lives");
     }
 

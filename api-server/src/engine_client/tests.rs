@@ -1,7 +1,7 @@
 //! The client against a core made of channels.
 
 use pawl_shared::protocol::{
-    EngineCoreOutput, PawlStats, PrefixCacheStats, SamplingParams, SchedulerStats, StepFrame,
+    EngineCoreOutput, SamplingParams, SchedulerStats, StepFrame, testing::idle_stats,
 };
 use pawl_shared::transport::FrontendEvent;
 
@@ -24,22 +24,7 @@ fn ask(params: SamplingParams) -> Submit {
 }
 
 fn stats() -> SchedulerStats {
-    SchedulerStats {
-        num_running_reqs: 1,
-        num_waiting_reqs: 0,
-        num_skipped_waiting_reqs: 0,
-        num_kv_fetch_reqs_by_stage: [0; 3],
-        step_counter: 0,
-        current_wave: 0,
-        kv_cache_usage: 0.5,
-        prefix_cache_stats: PrefixCacheStats::default(),
-        spec_decoding_stats: None,
-        iteration_details: None,
-        kv_cache_eviction_events: Vec::new(),
-        waiting_lora_adapters: Vec::new(),
-        running_lora_adapters: Vec::new(),
-        pawl: Some(PawlStats::default()),
-    }
+    SchedulerStats { num_running_reqs: 1, kv_cache_usage: 0.5, ..idle_stats() }
 }
 
 async fn token(core: &FakeCore, id: &RequestId, finish_reason: Option<FinishReason>) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use pawl_shared::clock::ManualClock;
+use pawl_shared::protocol::testing::{idle_stats, small_ready};
 
 use super::table::{Kind, TABLE};
 use super::*;
@@ -13,7 +14,7 @@ fn page(metrics: &Metrics, format: Format) -> String {
 
 fn with_everything() -> Metrics {
     let metrics = Metrics::default();
-    metrics.core_joined(0, &crate::engine_client::testing::ready());
+    metrics.core_joined(0, &small_ready());
     metrics.engine("a \"quoted\" name", 0, 2048);
     let method = GrpcMethod { kind: "unary", service: "pawl.Inference", method: "Generate" };
     metrics.grpc_started(method);
@@ -244,7 +245,7 @@ fn a_scrape_under_way_holds_nothing_that_counting_needs() {
                 ..IterationStats::default()
             };
             metrics.record_iteration(&engine, &stats);
-            let stats = crate::output_handler::tests::stats();
+            let stats = idle_stats();
             metrics.record_scheduler(
                 &engine,
                 &stats,

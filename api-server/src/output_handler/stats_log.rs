@@ -140,9 +140,10 @@ impl StatsLog {
 
 #[cfg(test)]
 mod tests {
+    use pawl_shared::protocol::testing::idle_stats;
+
     use super::*;
     use crate::output_handler::PromptTokens;
-    use crate::output_handler::tests::stats;
 
     #[test]
     fn a_line_each_ten_seconds_and_quieter_when_idle() {
@@ -154,7 +155,7 @@ mod tests {
             preemptions: 3,
             ..IterationStats::default()
         };
-        let mut busy = stats();
+        let mut busy = idle_stats();
         busy.num_running_reqs = 2;
         busy.num_waiting_reqs = 3;
         busy.num_skipped_waiting_reqs = 1;
@@ -164,7 +165,7 @@ mod tests {
         busy.prefix_cache_stats.hits = 100;
         log.add(&frame, Some(&busy));
         let mut lines = vec![log.due(at(109)), log.due(at(110))];
-        log.add(&IterationStats::default(), Some(&stats()));
+        log.add(&IterationStats::default(), Some(&idle_stats()));
         lines.extend([log.due(at(120)), log.due(at(130)), log.due(at(140))]);
         insta::assert_debug_snapshot!(lines);
     }
@@ -172,12 +173,12 @@ mod tests {
     #[test]
     fn the_hit_rate_is_over_the_last_thousand_requests() {
         let mut log = StatsLog::new(Stamp::from_nanos(1));
-        let mut old = stats();
+        let mut old = idle_stats();
         old.prefix_cache_stats.requests = 900;
         old.prefix_cache_stats.queries = 9000;
         old.prefix_cache_stats.hits = 9000;
         log.add(&IterationStats::default(), Some(&old));
-        let mut new = stats();
+        let mut new = idle_stats();
         new.prefix_cache_stats.requests = 500;
         new.prefix_cache_stats.queries = 500;
         log.add(&IterationStats::default(), Some(&new));

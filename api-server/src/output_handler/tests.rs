@@ -11,31 +11,12 @@ use std::time::Duration;
 use pawl_shared::clock::{Clock, ManualClock};
 use pawl_shared::protocol::{
     EngineCoreEvent, EventKind, PawlStats, PrefillStats, PrefixCacheStats, StepFrame,
+    testing::idle_stats,
 };
 
 use super::*;
 use crate::detokenizer::tests::TokenTable;
 use crate::metrics::{Format, MetricsConfig};
-
-/// The stats of an engine that does nothing.
-pub(crate) fn stats() -> SchedulerStats {
-    SchedulerStats {
-        num_running_reqs: 0,
-        num_waiting_reqs: 0,
-        num_skipped_waiting_reqs: 0,
-        num_kv_fetch_reqs_by_stage: [0; 3],
-        step_counter: 0,
-        current_wave: 0,
-        kv_cache_usage: 0.0,
-        prefix_cache_stats: PrefixCacheStats::default(),
-        spec_decoding_stats: None,
-        iteration_details: None,
-        kv_cache_eviction_events: Vec::new(),
-        waiting_lora_adapters: Vec::new(),
-        running_lora_adapters: Vec::new(),
-        pawl: Some(PawlStats::default()),
-    }
-}
 
 /// Token i is byte i; 256.. are the words of the stop-string cases; 270 is special.
 pub(super) const WORDS: [&str; 6] = [" red", " green", " blue", " violet", " amber", "plain"];
@@ -238,7 +219,7 @@ pub(super) fn first(
 }
 
 pub(super) fn running(requests: u64, kv_cache_usage: f64) -> SchedulerStats {
-    SchedulerStats { num_running_reqs: requests, kv_cache_usage, ..stats() }
+    SchedulerStats { num_running_reqs: requests, kv_cache_usage, ..idle_stats() }
 }
 
 pub(super) fn max_tokens(max_tokens: u32) -> SamplingParams {

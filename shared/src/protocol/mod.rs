@@ -11,6 +11,7 @@ mod request;
 mod sampling;
 mod stats;
 mod tensor;
+pub mod testing;
 mod utility;
 mod value;
 mod wire;

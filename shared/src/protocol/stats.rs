@@ -36,6 +36,29 @@ pub struct SchedulerStats {
     pub pawl: Option<PawlStats>,
 }
 
+impl SchedulerStats {
+    /// What reads as zero where another engine left it away. Not a `Default`: whoever sends stats
+    /// has to say them all.
+    pub(super) fn nothing() -> Self {
+        Self {
+            num_running_reqs: 0,
+            num_waiting_reqs: 0,
+            num_skipped_waiting_reqs: 0,
+            num_kv_fetch_reqs_by_stage: [0; 3],
+            step_counter: 0,
+            current_wave: 0,
+            kv_cache_usage: 0.0,
+            prefix_cache_stats: PrefixCacheStats::default(),
+            spec_decoding_stats: None,
+            iteration_details: None,
+            kv_cache_eviction_events: Vec::new(),
+            waiting_lora_adapters: Vec::new(),
+            running_lora_adapters: Vec::new(),
+            pawl: None,
+        }
+    }
+}
+
 /// What vLLM's stats have no place for. Unknown keys are ignored by vLLM's frontends.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct PawlStats {
@@ -195,23 +218,7 @@ impl Wire for SchedulerStats {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self> {
-        // Not a `Default`: only what another engine left away reads as zero.
-        let mut stats = Self {
-            num_running_reqs: 0,
-            num_waiting_reqs: 0,
-            num_skipped_waiting_reqs: 0,
-            num_kv_fetch_reqs_by_stage: [0; 3],
-            step_counter: 0,
-            current_wave: 0,
-            kv_cache_usage: 0.0,
-            prefix_cache_stats: PrefixCacheStats::default(),
-            spec_decoding_stats: None,
-            iteration_details: None,
-            kv_cache_eviction_events: Vec::new(),
-            waiting_lora_adapters: Vec::new(),
-            running_lora_adapters: Vec::new(),
-            pawl: None,
-        };
+        let mut stats = Self::nothing();
         r.keys(|r, key| {
             match key {
                 "num_running_reqs" => stats.num_running_reqs = Wire::read(r)?,

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::model_card::ModelCard;
 use pawl_shared::protocol::{
-    ClientMessage, EngineCoreOutput, EngineCoreRequest, EngineMessage, FinishReason, PawlStats,
-    PrefixCacheStats, ReadyResponse, RequestId, SamplingParams, SchedulerStats, StepFrame,
-    UtilityCall, UtilityFrame, UtilityReply, Value as Plain,
+    ClientMessage, EngineCoreOutput, EngineCoreRequest, EngineMessage, FinishReason, ReadyResponse,
+    RequestId, SamplingParams, StepFrame, UtilityCall, UtilityFrame, UtilityReply, Value as Plain,
+    testing::{idle_stats, small_ready},
 };
 use pawl_shared::transport::{
     ClientId, CoreAt, CoreEndpoint, CoreEndpointConfig, CoreEvent, FrontendEndpoint,
@@ -109,29 +109,10 @@ fn to_frontend(dice: &mut Dice, round: usize) -> Vec<Bytes> {
             finish_reason: Some(FinishReason::Length),
             ..EngineCoreOutput::new(RequestId::from(format!("bad-{round}")))
         };
-        StepFrame::new(now, stats(), 0, vec![output]).encode()
+        StepFrame::new(now, idle_stats(), 0, vec![output]).encode()
     };
     spoil(dice, &mut frames);
     frames
-}
-
-fn stats() -> SchedulerStats {
-    SchedulerStats {
-        num_running_reqs: 0,
-        num_waiting_reqs: 0,
-        num_skipped_waiting_reqs: 0,
-        num_kv_fetch_reqs_by_stage: [0; 3],
-        step_counter: 0,
-        current_wave: 0,
-        kv_cache_usage: 0.0,
-        prefix_cache_stats: PrefixCacheStats::default(),
-        spec_decoding_stats: None,
-        iteration_details: None,
-        kv_cache_eviction_events: Vec::new(),
-        waiting_lora_adapters: Vec::new(),
-        running_lora_adapters: Vec::new(),
-        pawl: Some(PawlStats::default()),
-    }
 }
 
 /// A frontend that has joined the core and may say what it likes.
@@ -259,7 +240,8 @@ impl BadCore {
     async fn bind(address: &str) -> Self {
         let config = CoreEndpointConfig::new(vec![address.parse().unwrap()]);
         let mut endpoint = CoreEndpoint::bind(config).await.unwrap();
-        endpoint.set_ready(vec![ready_response().encode()]);
+        let ready = ReadyResponse { max_model_len: 8192, max_num_seqs: 64, ..small_ready() };
+        endpoint.set_ready(vec![ready.encode()]);
         let (dice, expected) = (Dice(12), Counts::new());
         Self { endpoint, client: None, open: Vec::new(), dice, expected }
     }
@@ -320,7 +302,7 @@ impl BadCore {
                 finish_reason: (left == 1).then_some(FinishReason::Length),
                 ..EngineCoreOutput::new(id.clone())
             };
-            self.send(StepFrame::new(SystemClock.now(), stats(), 0, vec![output]).encode());
+            self.send(StepFrame::new(SystemClock.now(), idle_stats(), 0, vec![output]).encode());
             if left > 1 {
                 self.open.push((id, token + 1, left - 1));
             }
@@ -338,31 +320,6 @@ impl BadCore {
     fn send(&mut self, frames: Vec<Bytes>) {
         let client = self.client.expect("somebody has joined");
         self.endpoint.send(client, frames).expect("the api-server reads");
-    }
-}
-
-fn ready_response() -> ReadyResponse {
-    ReadyResponse {
-        max_model_len: 8192,
-        num_gpu_blocks: 1000,
-        block_size: 16,
-        dp_stats_address: None,
-        dtype: "float32".into(),
-        vllm_version: "0.33.0".into(),
-        world_size: 1,
-        data_parallel_size: 1,
-        tensor_parallel_size: 1,
-        pipeline_parallel_size: 1,
-        decode_context_parallel_size: 1,
-        data_parallel_rank: 0,
-        max_num_seqs: 64,
-        max_num_batched_tokens: 2048,
-        instance_id: "bad".into(),
-        supports_lora: false,
-        max_loras: 0,
-        kv_cache_size_tokens: None,
-        kv_cache_max_concurrency: None,
-        extra: Vec::new(),
     }
 }
 

@@ -101,7 +101,7 @@ fn the_core_ends_requests_by_itself() {
     let ids = sent.each_ref().map(|sent| sent.ids[0].clone());
     let frame = StepFrame::new(
         Stamp::from_nanos(1),
-        stats(),
+        idle_stats(),
         0,
         vec![last(&ids[0], &[], FinishReason::Abort)],
     );
@@ -126,7 +126,7 @@ fn a_core_that_stops_refuses_what_has_no_token_yet() {
     let mut bench = Bench::new();
     let queued = bench.send(1, &SamplingParams { n: 2, ..max_tokens(8) });
     let running = bench.send(1, &max_tokens(8));
-    bench.frame(1.0, stats(), vec![first(&running.ids[0], &[97], 0.5, 0.6, (1, 0))]);
+    bench.frame(1.0, idle_stats(), vec![first(&running.ids[0], &[97], 0.5, 0.6, (1, 0))]);
     bench.moved();
     let error = OutputError {
         code: "engine_stopping".into(),
@@ -136,7 +136,8 @@ fn a_core_that_stops_refuses_what_has_no_token_yet() {
     let all: Vec<_> = queued.ids.iter().chain(&running.ids).cloned().collect();
     let ended =
         |id| EngineCoreOutput { error: Some(error.clone()), ..last(id, &[], FinishReason::Abort) };
-    let frame = StepFrame::new(Stamp::from_nanos(2), stats(), 0, all.iter().map(ended).collect());
+    let frame =
+        StepFrame::new(Stamp::from_nanos(2), idle_stats(), 0, all.iter().map(ended).collect());
     let now = bench.clock.now();
     bench.handler.fold(&frame.with_finished(all).encode(), now);
     for (sent, choices) in [(&queued, 2), (&running, 1)] {

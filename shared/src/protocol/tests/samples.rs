@@ -76,22 +76,7 @@ pub(super) fn all() -> Vec<Sample> {
 
 /// The stats of an engine that does nothing.
 pub(super) fn idle_stats() -> SchedulerStats {
-    SchedulerStats {
-        num_running_reqs: 0,
-        num_waiting_reqs: 0,
-        num_skipped_waiting_reqs: 0,
-        num_kv_fetch_reqs_by_stage: [0; 3],
-        step_counter: 0,
-        current_wave: 0,
-        kv_cache_usage: 0.0,
-        prefix_cache_stats: PrefixCacheStats::default(),
-        spec_decoding_stats: None,
-        iteration_details: None,
-        kv_cache_eviction_events: Vec::new(),
-        waiting_lora_adapters: Vec::new(),
-        running_lora_adapters: Vec::new(),
-        pawl: None,
-    }
+    SchedulerStats { pawl: None, ..testing::idle_stats() }
 }
 
 fn full_stats() -> SchedulerStats {
