@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Frontend, Run, Scrape};
+use crate::harness::{Answer, Run};
 
 /// Room for two that run and six that wait. A step takes so long that no choice has a token before
 /// the core has refused what it has no room for.
@@ -23,13 +23,6 @@ fn streamed(mut body: Value) -> Value {
     body
 }
 
-/// Nothing of it is left in the core, nor open here.
-fn idle(frontend: &Frontend) -> Scrape {
-    frontend.scrape_until("nothing under way", |s| {
-        s.get("pawl:requests_in_flight") + s.running() + s.waiting() + s.kv_usage() == 0.0
-    })
-}
-
 fn assert_queue_full(answer: &Answer) {
     assert_eq!(answer.status, 503, "{}", answer.text());
     assert_eq!(answer.json()["error"]["code"], "queue_full", "{}", answer.text());
@@ -48,8 +41,8 @@ fn what_the_core_has_no_room_for_is_refused_whole() {
     for (refused, body) in (1..).zip(cases) {
         let answer = frontend.http.post("/v1/completions", &body);
         assert_queue_full(&answer);
-        let page = idle(&frontend);
-        let rejected = page.sum("vllm:admission_rejections_total", &[("reason", "queue_full")]);
+        let page = frontend.idle();
+        let rejected = page.rejected("queue_full");
         assert_eq!(rejected, f64::from(refused), "{body}");
         // Refused, so neither failed nor aborted.
         assert_eq!(page.get("vllm:request_success_total"), 0.0, "{body}");
@@ -61,7 +54,7 @@ fn what_the_core_has_no_room_for_is_refused_whole() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.json()["choices"].as_array().unwrap().len(), 6);
     }
-    assert_eq!(idle(&frontend).get("vllm:request_success_total"), 12.0);
+    assert_eq!(frontend.idle().get("vllm:request_success_total"), 12.0);
 }
 
 /// More than the bound can ever hold: no use in coming again.
@@ -81,7 +74,7 @@ fn more_choices_than_there_can_be_room_for_are_a_mistake_of_the_request() {
             assert!(message.contains(part), "{part:?} is not in {message:?}");
         }
     }
-    let page = idle(&frontend);
+    let page = frontend.idle();
     assert_eq!(page.get("vllm:admission_rejections_total"), 0.0);
     assert_eq!(page.get("vllm:request_success_total"), 0.0);
 
@@ -91,7 +84,7 @@ fn more_choices_than_there_can_be_room_for_are_a_mistake_of_the_request() {
     assert_queue_full(&frontend.http.post("/v1/completions", &choices(3)));
     let ends = held.rest().iter().filter(|e| e["choices"][0]["finish_reason"] == "length").count();
     assert_eq!(ends, 4);
-    let page = idle(&frontend);
-    assert_eq!(page.sum("vllm:admission_rejections_total", &[("reason", "queue_full")]), 1.0);
+    let page = frontend.idle();
+    assert_eq!(page.rejected("queue_full"), 1.0);
     assert_eq!(page.get("vllm:request_success_total"), 4.0);
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::fleet::{ask, assert_asked, replaced, shared_page, signal};
-use crate::harness::{Client, Process, Run, alive, wait_for};
+use crate::fleet::{ask, assert_asked, replaced};
+use crate::harness::{Process, Run, alive, signal, wait_for};
 use crate::lifecycle::{Served, admin_of, long_request};
 use crate::python::{once_said, peer, python, said, tiny_model};
 
@@ -34,9 +34,8 @@ fn dialling_core(run: &Run, extra: &[&str]) -> Process {
 
 /// Waits until every place is served. One that was started again has another admin port.
 fn once_all_serve(run: &Run, served: &Served) {
-    let serves = |admin: Client| admin.try_get("/ready").is_some_and(|a| a.status == 200);
     for index in 0..served.admins.len() {
-        wait_for("every api-server", || admin_of(run, index).filter(|a| serves(*a)).map(|_| ()));
+        wait_for("every api-server", || admin_of(run, index).filter(|admin| admin.is_ready()));
     }
 }
 
@@ -52,11 +51,10 @@ fn check_api_servers(count: usize) {
     let mut core = None;
     let mut served = serve_awaiting(&run, count, &[], || core = Some(dialling_core(&run, &[])));
     ask(served.http, 10 * count);
-    assert_asked(&shared_page(served.http), (10 * count) as f64);
+    assert_asked(&served.http.scrape(), (10 * count) as f64);
     // Each has a pair of its own.
     for admin in &served.admins {
-        let up = crate::harness::Scrape::parse(&admin.get("/metrics").text());
-        assert_eq!(up.get("vllm:cache_config_info"), 1.0);
+        assert_eq!(admin.scrape().get("vllm:cache_config_info"), 1.0);
     }
     assert!(served.process.stop().success(), "{}", served.process.log());
     served.assert_gone(&run, Duration::ZERO);
@@ -74,30 +72,35 @@ fn four_api_servers_behind_a_handshake() {
     check_api_servers(4);
 }
 
-/// The one that takes the place of another binds the same pair, and the core finds it there; nobody
-/// else notices.
+/// The requests of the one that is killed leave the core. The one that takes its place binds the
+/// same pair, and the core finds it there; nobody else notices.
 #[test]
 fn an_api_server_is_replaced_while_the_core_stays() {
     let run = Run::new();
     let mut core = None;
     let served = serve_awaiting(&run, 2, &[], || core = Some(dialling_core(&run, &[])));
     ask(served.http, 20);
-    assert_asked(&shared_page(served.http), 20.0);
-    let mut streams: Vec<_> =
-        (0..6).map(|_| served.http.stream("/v1/completions", &long_request(400))).collect();
-    streams.iter_mut().for_each(|stream| assert!(stream.next().is_some()));
+    assert_asked(&served.http.scrape(), 20.0);
+    let mut streams = served.streams_at_all(1000);
+    let kept = served.admins[0].scrape().get("pawl:requests_in_flight");
     let victim = served.child("api-1.toml");
     let killed = Instant::now();
     signal(victim, Signal::SIGKILL);
+    wait_for("its requests to leave the core", || {
+        let page = served.admins[0].scrape();
+        (page.running() + page.waiting() <= kept).then_some(())
+    });
+    // By themselves they would have gone on for five seconds.
+    assert!(killed.elapsed() < Duration::from_secs(2), "took {:?}", killed.elapsed());
     replaced(&served, victim);
     once_all_serve(&run, &served);
     assert!(killed.elapsed() < Duration::from_secs(20), "took {:?}", killed.elapsed());
     // Those of the other end as they should; those of the dead one just end.
     let whole = streams.iter_mut().map(|stream| stream.rest()).filter(|rest| !rest.is_empty());
     let whole = whole.filter(|rest| ends_with(rest) == "length").count();
-    assert!(whole < 6, "none was on the one that was killed");
+    assert_eq!(whole as f64, kept);
     ask(served.http, 20);
-    let page = shared_page(served.http);
+    let page = served.http.scrape();
     assert_eq!(page.get("vllm:request_success_total"), (40 + whole) as f64);
     let core = core.unwrap();
     assert_eq!(core.log().matches("client left").count(), 1, "{}", core.log());
@@ -125,9 +128,8 @@ fn a_core_that_died_is_followed_by_the_next_that_dials() {
     }
     once_all_serve(&run, &served);
     ask(served.http, 10);
-    let page = shared_page(served.http);
-    let ended = |reason| page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
-    assert_eq!((ended("error"), ended("length")), (6.0, 30.0));
+    let page = served.http.scrape();
+    assert_eq!((page.ended("error"), page.ended("length")), (6.0, 30.0));
     assert_eq!(next.ended(), None, "{}", next.log());
 }
 
@@ -181,7 +183,7 @@ fn one_core_for_all_kinds_of_frontends() {
     ask(native.http, 10);
     ask(served.http, 10);
     assert!(foreign.wait().success(), "{}", foreign.log());
-    assert_asked(&shared_page(served.http), 10.0);
+    assert_asked(&served.http.scrape(), 10.0);
     let own = native.scrape();
     assert_eq!(own.get("vllm:request_success_total"), 10.0);
     // vLLM's has ended, the others have not noticed.
@@ -208,10 +210,7 @@ fn an_api_server_is_replaced_before_a_vllm_engine() {
         let answer = served.http.post("/v1/completions", &body).json();
         assert_eq!(answer["usage"]["completion_tokens"], 3, "{answer}");
     }
-    let long = json!({"prompt": "ab", "max_tokens": 1900, "ignore_eos": true, "stream": true});
-    let mut streams: Vec<_> =
-        (0..8).map(|_| served.http.stream("/v1/completions", &long)).collect();
-    streams.iter_mut().for_each(|stream| assert!(stream.next().is_some()));
+    let _streams = served.streams_at_all(1900);
     let victim = served.child("api-0.toml");
     signal(victim, Signal::SIGKILL);
     replaced(&served, victim);

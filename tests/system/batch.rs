@@ -115,8 +115,7 @@ fn check_ledger(answers: &[Value], scrape: &Scrape) {
     assert_eq!(scrape.get("vllm:prompt_tokens_total"), ledger["prompt"] as f64);
     assert_eq!(scrape.get("vllm:generation_tokens_total"), ledger["generation"] as f64);
     assert_eq!(scrape.get("vllm:request_success_total"), ledger["requests"] as f64);
-    let length = [("finished_reason", "length")];
-    assert_eq!(scrape.sum("vllm:request_success_total", &length), ledger["requests"] as f64);
+    assert_eq!(scrape.ended("length"), ledger["requests"] as f64);
     for family in ["time_to_first_token_seconds", "e2e_request_latency_seconds"] {
         assert_eq!(scrape.get(&format!("vllm:{family}_count")), ledger["requests"] as f64);
     }
@@ -211,10 +210,11 @@ fn a_stopped_run_ends_cleanly_and_is_gone_on_with() {
     assert!((5..60).contains(&before.len()), "{}", before.len());
     // Whatever was under way counts as aborted, and as nothing else.
     let scrape = batch.scrape();
-    let ended =
-        |reason: &str| scrape.sum("vllm:request_success_total", &[("finished_reason", reason)]);
-    assert!(ended("length") >= before.len() as f64);
-    assert_eq!(ended("length") + ended("abort"), scrape.get("vllm:request_success_total"));
+    assert!(scrape.ended("length") >= before.len() as f64);
+    assert_eq!(
+        scrape.ended("length") + scrape.ended("abort"),
+        scrape.get("vllm:request_success_total")
+    );
 
     let log = batch.ends(&["--resume"], 0);
     let left = 60 - before.len();

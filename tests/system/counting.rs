@@ -40,8 +40,7 @@ fn check_two_short_requests(scrape: &Scrape) {
     let sum = |family: &str| scrape.get(&format!("vllm:{family}_sum"));
     assert_eq!(scrape.get("vllm:prompt_tokens_total"), 2.0);
     assert_eq!(scrape.get("vllm:generation_tokens_total"), 8.0);
-    let length = [("finished_reason", "length")];
-    assert_eq!(scrape.sum("vllm:request_success_total", &length), 2.0);
+    assert_eq!(scrape.ended("length"), 2.0);
     assert_eq!(scrape.get("vllm:request_success_total"), 2.0);
 
     let per_request = [
@@ -132,7 +131,7 @@ fn a_lone_long_prompt_shows_before_its_first_token() {
     frontend.scrape_until("an idle core", |s| s.running() == 0.0 && s.kv_usage() == 0.0);
     assert!(cut.elapsed() < Duration::from_secs(1), "took {:?}", cut.elapsed());
     let after = frontend.scrape();
-    assert_eq!(after.sum("vllm:request_success_total", &[("finished_reason", "abort")]), 1.0);
+    assert_eq!(after.ended("abort"), 1.0);
     assert_eq!(after.get("vllm:generation_tokens_total"), 0.0);
 }
 

@@ -64,7 +64,7 @@ fn idle_streams_take_little_memory() {
     };
     // What is allocated once is no stream's.
     drop(open(50));
-    frontend.scrape_until("none left", |s| s.running() == 0.0 && s.kv_usage() == 0.0);
+    frontend.idle();
     let before = pids.map(resident_kib);
     let streams = open(count);
     core.signal(Signal::SIGSTOP);
@@ -77,9 +77,7 @@ fn idle_streams_take_little_memory() {
     );
     assert!(each[0] + each[1] <= KIB_EACH_MAX, "{each:?} KiB each");
     drop(streams);
-    frontend.scrape_until("none left", |s| {
-        s.get("pawl:requests_in_flight") + s.running() + s.kv_usage() == 0.0
-    });
+    frontend.idle();
 }
 
 /// An api-server that may open few descriptors.
@@ -134,7 +132,6 @@ fn running_out_of_descriptors_is_survived_at_rest() {
     // The link to the core never broke, and everything is counted.
     let page = frontend.scrape();
     assert_eq!(page.get("pawl:core_sessions_total"), 1.0);
-    let finished = page.sum("vllm:request_success_total", &[("finished_reason", "length")]);
-    assert_eq!(finished, rounds(1, 10) as f64);
+    assert_eq!(page.ended("length"), rounds(1, 10) as f64);
     assert_eq!(page.get("vllm:generation_tokens_total"), (TOKENS * rounds(1, 10)) as f64);
 }

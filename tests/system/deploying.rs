@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::harness::{Client, Process, Run, wait_for};
+use crate::harness::{Client, Process, Run, listeners, wait_for};
 use crate::lifecycle::long_request;
 use crate::prometheus::programs;
 use crate::python::python;
@@ -158,18 +158,8 @@ fn healthy(run: &Run, of: &str) -> bool {
     run.start("health", command).wait().success()
 }
 
-fn ports(run: &Run, name: &str) -> (u16, Client) {
-    let file = run.path(&format!("{name}.ports"));
-    let bound: serde_json::Value = wait_for("the port file", || {
-        serde_json::from_str(&std::fs::read_to_string(&file).ok()?).ok()
-    });
-    let port = |key: &str| u16::try_from(bound[key].as_u64().unwrap()).unwrap();
-    (port("port"), Client::new(port("admin_port")))
-}
-
-fn serves(admin: Client) {
-    let ready = || admin.try_get("/ready").filter(|answer| answer.status == 200);
-    wait_for("/ready", || ready().map(|_| ()));
+fn bound(run: &Run, name: &str) -> (Client, Client) {
+    wait_for("the port file", || listeners(&run.path(&format!("{name}.ports"))))
 }
 
 /// In a folder as Kubernetes lays it: open to the group, so the core makes its own in it. All
@@ -188,12 +178,12 @@ fn the_processes_of_the_pod_serve_and_drain() {
     wait_for("the core", || healthy(&run, &at).then_some(()));
     let free = [("--port", "0"), ("--admin-port", "0")];
     let mut first = deployed(&run, "first", &pod[1], &free);
-    let (port, admin) = ports(&run, "first");
-    let (text, http) = (port.to_string(), Client::new(port));
+    let (http, admin) = bound(&run, "first");
+    let text = http.port().to_string();
     let mut second = deployed(&run, "second", &pod[2], &[("--port", &text), ("--admin-port", "0")]);
-    let admins = [admin, ports(&run, "second").1];
+    let admins = [admin, bound(&run, "second").1];
     for admin in admins {
-        serves(admin);
+        wait_for("/ready", || admin.is_ready().then_some(()));
         assert_eq!(admin.get("/version").status, 200);
     }
     assert!(healthy(&run, &text));
@@ -258,7 +248,8 @@ fn the_processes_of_the_units_tell_that_they_are_ready() {
     let mut core = told("core", &here(exec("pawl-engine-core.service"), &["--runner", "mock"]));
     let mut frontend = told("frontend", &here(exec("pawl-api-server@.service"), &[]));
     // It listens by then; and it is served by that very core.
-    serves(ports(&run, "frontend").1);
+    let (_, admin) = bound(&run, "frontend");
+    wait_for("/ready", || admin.is_ready().then_some(()));
     assert!(frontend.stop().success(), "{}", frontend.log());
     assert!(core.stop().success(), "{}", core.log());
     let mock = ["--runner", "mock", "--port", "0"];

@@ -1,14 +1,14 @@
 //! Every page of metrics, in both text formats, read strictly: before a core is there, before any
 //! request, under load and after it.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::grpc::client::{Grpc, grpc_port};
 use crate::harness::exposition::{Format, faults};
-use crate::harness::{Client, Run, Stop, wait_for};
+use crate::harness::{Client, Run, Stop, listeners, signal, wait_for};
 use crate::lifecycle::Served;
 
 /// Reads the page in both formats; returns how many samples the larger one has.
@@ -79,13 +79,15 @@ fn every_page_is_right_in_both_formats() {
     }
     // And when the core is gone, and back.
     let core = served.child("engine-core");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(core), nix::sys::signal::SIGKILL).unwrap();
-    for round in 0.. {
+    signal(core, Signal::SIGKILL);
+    wait_for("the next core", || {
         pages.iter().for_each(|page| _ = check(*page, "while the core is away"));
-        if round > 0 && served.http.get("/ready").status == 200 {
-            break;
-        }
-    }
+        let again = |admin: &Client| {
+            let page = admin.scrape();
+            page.get("pawl:core_sessions_total") == 2.0 && page.get("pawl:core_up") == 1.0
+        };
+        served.admins.iter().all(again).then_some(())
+    });
 }
 
 #[test]
@@ -95,15 +97,9 @@ fn a_page_without_a_core_is_right() {
     let flags = ["api-server", "--core", &address, "--port", "0", "--admin-port", "0"];
     let _frontend =
         run.pawl("lone", &[&flags[..], &["--port-file", ports.to_str().unwrap()]].concat());
-    let admin = wait_for("the port file", || admin_port(&ports));
+    let (_, admin) = wait_for("the port file", || listeners(&ports));
     wait_for("the page", || admin.try_get("/metrics"));
     assert!(check(admin, "without a core") > 10);
-}
-
-fn admin_port(ports: &Path) -> Option<Client> {
-    let text = std::fs::read_to_string(ports).ok()?;
-    let bound: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(Client::new(u16::try_from(bound["admin_port"].as_u64()?).unwrap()))
 }
 
 /// A page with one family, and one thing in it replaced.

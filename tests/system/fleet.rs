@@ -4,18 +4,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Run, Scrape, Stop, alive, assert_within, rounds, wait_for};
+use crate::harness::{Client, Run, Scrape, Stop, alive, assert_within, rounds, signal, wait_for};
 use crate::lifecycle::Served;
-
-pub fn shared_page(http: Client) -> Scrape {
-    let answer = http.get("/metrics");
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    Scrape::parse(&answer.text())
-}
 
 /// So many requests of 3 + 4 tokens, one after another.
 pub fn ask(http: Client, count: usize) {
@@ -24,10 +17,6 @@ pub fn ask(http: Client, count: usize) {
         let answer = http.post("/v1/completions", &body);
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
-}
-
-pub fn signal(pid: i32, signal: Signal) {
-    kill(Pid::from_raw(pid), signal).unwrap();
 }
 
 /// Waits until the supervisor has taken note of the end of `victim`, and started another. Before
@@ -63,14 +52,13 @@ fn the_shared_port_shows_the_sum_of_all_api_servers() {
     let run = Run::new();
     let served = Served::start(&run, 3, &["--mock-step-ms", "1"]);
     ask(served.http, 40);
-    let page = shared_page(served.http);
+    let page = served.http.scrape();
     assert_asked(&page, 40.0);
     // Whichever api-server answers.
     for _ in 0..12 {
-        assert_eq!(counters(&shared_page(served.http)), counters(&page));
+        assert_eq!(counters(&served.http.scrape()), counters(&page));
     }
-    let own = |admin: &Client| Scrape::parse(&admin.get("/metrics").text());
-    let own: Vec<Scrape> = served.admins.iter().map(own).collect();
+    let own: Vec<Scrape> = served.admins.iter().map(|admin| admin.scrape()).collect();
     assert!(own.iter().all(|page| page.get("vllm:request_success_total") < 40.0));
     let sum = own.iter().skip(1).fold(own[0].clone(), |sum, page| sum.plus(page));
     for (series, value) in counters(&page) {
@@ -84,14 +72,14 @@ fn the_shared_port_shows_the_sum_of_all_api_servers() {
         (0..6).map(|_| served.http.stream("/v1/completions", &long)).collect();
     streams.iter_mut().for_each(|stream| assert!(stream.next().is_some()));
     wait_for("six running", || {
-        let page = shared_page(served.http);
+        let page = served.http.scrape();
         assert!(page.running() <= 6.0, "{} of 6 running", page.running());
         assert_eq!(page.get("vllm:cache_config_info"), 1.0);
         (page.running() == 6.0 && page.get("pawl:requests_in_flight") == 6.0).then_some(())
     });
     drop(streams);
     wait_for("none running", || {
-        let page = shared_page(served.http);
+        let page = served.http.scrape();
         (page.running() == 0.0 && page.get("pawl:requests_in_flight") == 0.0).then_some(())
     });
 }
@@ -104,7 +92,7 @@ fn the_shared_page_never_falls_while_api_servers_die() {
     let scrapes = std::thread::scope(|scope| {
         let stop_scraping = Stop(&scraping);
         let scraper = scope.spawn(|| {
-            let mut last = shared_page(served.http);
+            let mut last = served.http.scrape();
             let mut count = 0;
             while scraping.load(Ordering::Relaxed) {
                 // The one that is asked may be the one that dies.
@@ -122,14 +110,14 @@ fn the_shared_page_never_falls_while_api_servers_die() {
             ask(served.http, 20);
             asked += 20;
             // This page is of reports made after the answers, so nothing is lost with a process.
-            assert_asked(&shared_page(served.http), f64::from(asked));
+            assert_asked(&served.http.scrape(), f64::from(asked));
             let victim = served.child(&format!("api-{index}.toml"));
             signal(victim, Signal::SIGKILL);
             replaced(&served, victim);
-            assert_asked(&shared_page(served.http), f64::from(asked));
+            assert_asked(&served.http.scrape(), f64::from(asked));
         }
         ask(served.http, 20);
-        assert_asked(&shared_page(served.http), f64::from(asked + 20));
+        assert_asked(&served.http.scrape(), f64::from(asked + 20));
         drop(stop_scraping);
         scraper.join().unwrap()
     });
@@ -141,7 +129,7 @@ fn an_api_server_that_hangs_is_replaced() {
     let run = Run::new();
     let served = Served::start(&run, 2, &["--mock-step-ms", "1"]);
     ask(served.http, 20);
-    shared_page(served.http);
+    served.http.scrape();
     let victim = served.child("api-1.toml");
     let stopped = Instant::now();
     signal(victim, Signal::SIGSTOP);
@@ -151,7 +139,7 @@ fn an_api_server_that_hangs_is_replaced() {
     assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&took), "{took:?}");
     replaced(&served, victim);
     ask(served.http, 20);
-    assert_asked(&shared_page(served.http), 40.0);
+    assert_asked(&served.http.scrape(), 40.0);
 }
 
 /// Health turns within the time that is set, streams are kept, and no token is lost or repeated.
@@ -188,6 +176,7 @@ fn check_stopped_core() {
     // Pings go out each second, so it may be noticed one late; a busy machine adds to it.
     let limit = Duration::from_secs((hang + rounds(2, 1)) as u64);
     assert_within(limit, stopped, "/health was 503 after the core was stopped");
+    // The soak keeps it stopped for longer than it takes to notice.
     std::thread::sleep(Duration::from_secs(rounds(0, 4) as u64));
     assert_eq!(served.http.post("/v1/completions", &body).status, 503);
     signal(core, Signal::SIGCONT);
@@ -224,11 +213,10 @@ fn a_core_that_hangs_for_long_is_replaced() {
     let took = stopped.elapsed();
     eprintln!("figure: a core stopped beyond 5 s was killed: {:.3} s", took.as_secs_f64());
     assert!((Duration::from_secs(4)..Duration::from_secs(10)).contains(&took), "{took:?}");
-    let serves = |admin: &Client| admin.try_get("/ready").is_some_and(|a| a.status == 200);
-    wait_for("the next one", || served.admins.iter().all(serves).then_some(()));
+    let serve = || served.admins.iter().all(|admin| admin.is_ready());
+    wait_for("the next one", || serve().then_some(()));
     ask(served.http, 8);
     // Counters go on from where they were.
-    let page = shared_page(served.http);
-    let ended = |reason| page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
-    assert_eq!((ended("error"), ended("length")), (8.0, 8.0));
+    let page = served.http.scrape();
+    assert_eq!((page.ended("error"), page.ended("length")), (8.0, 8.0));
 }

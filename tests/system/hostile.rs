@@ -6,12 +6,13 @@ mod zmtp;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::frames::status;
 use crate::harness::{
-    Client, Frontend, Process, Run, Scrape, Stop, listening_ports, resident_kib, wait_for,
+    Client, Frontend, Process, Run, Scrape, Stop, listening_ports, resident_kib, wait_for, within,
 };
 
 /// What a process may have grown by when it is over.
@@ -72,9 +73,7 @@ impl System {
     fn assert_unharmed(&mut self) {
         assert!(self.core.ended().is_none(), "the core has ended");
         assert_serves(&mut self.frontend);
-        self.frontend.scrape_until("nothing under way", |s| {
-            s.get("pawl:requests_in_flight") + s.running() + s.waiting() + s.kv_usage() == 0.0
-        });
+        self.frontend.idle();
         wait_for("the hostile ones to be forgotten", || {
             // The api-server, and whoever asks.
             (self.status()["clients"] == 2).then_some(())
@@ -105,26 +104,14 @@ impl Memory {
     /// Waits for memory to come back, which allocators give when they like to.
     fn assert_grown_little(&self) {
         let mut grown = Vec::new();
-        let little = came_to_hold(|| {
+        let little = within(Duration::from_secs(10), || {
             let growth = |(pid, before): &(i32, u64)| resident_kib(*pid).saturating_sub(*before);
             grown = self.0.iter().map(growth).collect();
-            grown.iter().all(|grown| *grown <= GROWTH_KIB_MAX)
+            grown.iter().all(|grown| *grown <= GROWTH_KIB_MAX).then_some(())
         });
         eprintln!("grown by {grown:?} KiB");
-        assert!(little, "grown by {grown:?} KiB");
+        assert!(little.is_some(), "grown by {grown:?} KiB");
     }
-}
-
-/// Whether `condition` came to hold in a few seconds.
-fn came_to_hold(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !condition() {
-        if std::time::Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    true
 }
 
 const TOKENS: usize = 12;

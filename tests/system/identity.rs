@@ -39,9 +39,7 @@ fn abort_and_reuse_of_an_id_never_shows_an_earlier_life() {
             });
         }
     });
-    let idle = frontend.scrape_until("an idle core", |s| s.running() == 0.0 && s.waiting() == 0.0);
-    assert_eq!(idle.kv_usage(), 0.0);
-    assert_eq!(idle.sum("vllm:request_success_total", &[("finished_reason", "error")]), 0.0);
+    assert_eq!(frontend.idle().ended("error"), 0.0);
 }
 
 fn body(kind: usize, max_tokens: usize) -> Value {

@@ -76,9 +76,7 @@ fn check(core_flags: &[&str], frontends: usize) -> Scrape {
     let idle = || {
         // The last of the clients may have left a moment ago.
         for frontend in &frontends {
-            frontend.scrape_until("nothing under way", |s| {
-                s.get("pawl:requests_in_flight") + s.running() + s.waiting() + s.kv_usage() == 0.0
-            });
+            frontend.idle();
         }
     };
     // Sixty at once have the core to themselves: where blocks are few, some are preempted.
@@ -170,16 +168,14 @@ fn ledger_of_a_core_that_dies() {
     let ends = ChoiceEnd::read(&frontend.process.log());
     assert_eq!(ends.len(), 20);
     let tokens: u64 = ends.iter().map(|end| end.generation_tokens).sum();
-    let success = |reason| after.sum("vllm:request_success_total", &[("finished_reason", reason)]);
-    assert_eq!(success("error"), 20.0);
+    assert_eq!(after.ended("error"), 20.0);
     assert_eq!(after.get("vllm:request_success_total"), 20.0);
     assert_eq!(after.get("vllm:generation_tokens_total"), tokens as f64);
     // A prompt is counted with its first token, and the core died before some choices had theirs.
     let prefilled = ends.iter().filter(|end| end.generation_tokens > 0).count();
     assert_eq!(after.get("vllm:prompt_tokens_total"), 3.0 * prefilled as f64);
     assert_eq!(after.get("vllm:e2e_request_latency_seconds_count"), 0.0);
-    let rejected = [("reason", "engine_unavailable")];
-    assert_eq!(after.sum("vllm:admission_rejections_total", &rejected), 1.0);
+    assert_eq!(after.rejected("engine_unavailable"), 1.0);
     assert_eq!((after.running(), after.waiting(), after.kv_usage()), (0.0, 0.0, 0.0));
     assert_eq!(after.get("pawl:core_up"), 0.0);
 }

@@ -12,8 +12,8 @@ use pawl_shared::model_card::{GgmlType, testing::GgufWriter};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Client, Frontend, PATIENCE, Process, Run, Scrape, alive, assert_within, command_line, rounds,
-    wait_for,
+    Client, Frontend, PATIENCE, Process, Run, SseStream, alive, assert_within, command_line,
+    listeners, rounds, signal, wait_for, within,
 };
 
 /// `pawl serve` with its api-servers, all ready.
@@ -47,13 +47,11 @@ impl Served {
         let admins: Vec<Client> = (0..api_servers)
             .map(|index| match index {
                 0 => frontend.admin,
-                _ => wait_for("the port file", || ports(run, &format!("serve.ports.{index}"))).1,
+                _ => wait_for("the port file", || admin_of(run, index)),
             })
             .collect();
         for admin in &admins {
-            wait_for("every api-server", || {
-                admin.try_get("/ready").filter(|a| a.status == 200).map(|_| ())
-            });
+            wait_for("every api-server", || admin.is_ready().then_some(()));
         }
         let children = frontend.process.descendants();
         assert_eq!(children.len(), all, "{children:?}");
@@ -68,31 +66,34 @@ impl Served {
         *found.unwrap_or_else(|| panic!("no child {part}: {children:?}"))
     }
 
-    /// None of its processes runs, no port is bound, no folder of sockets is there.
-    pub fn assert_gone(&self, run: &Run, within: Duration) {
-        let deadline = Instant::now() + within;
-        loop {
-            let left: Vec<String> = self
-                .children
-                .iter()
-                .filter(|pid| alive(**pid))
-                .map(|pid| command_line(*pid))
-                .collect();
-            let folders = run.socket_folders();
-            let ports = std::iter::once(&self.http).chain(&self.admins);
-            let taken: Vec<u16> = ports
-                .map(|client| client.port())
-                .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_err())
-                .collect();
-            if left.is_empty() && folders.is_empty() && taken.is_empty() {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "left after {within:?}: processes {left:?}, folders {folders:?}, ports {taken:?}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
+    /// Streams of so many tokens that have begun, at least one at each api-server.
+    pub fn streams_at_all(&self, max_tokens: u64) -> Vec<SseStream> {
+        let idle = |admin: &Client| admin.scrape().get("pawl:requests_in_flight") == 0.0;
+        let mut streams = Vec::new();
+        // The kernel shares connections out.
+        while streams.len() < 4 || self.admins.iter().any(idle) {
+            assert!(streams.len() < 60, "one api-server gets no connection");
+            let mut stream = self.http.stream("/v1/completions", &long_request(max_tokens));
+            assert!(stream.next().is_some());
+            streams.push(stream);
         }
+        streams
+    }
+
+    /// None of its processes runs, no port is bound, no folder of sockets is there.
+    pub fn assert_gone(&self, run: &Run, time: Duration) {
+        let mut left = String::new();
+        let gone = within(time, || {
+            let running = self.children.iter().filter(|pid| alive(**pid));
+            let running: Vec<String> = running.map(|pid| command_line(*pid)).collect();
+            let folders = run.socket_folders();
+            let ports = std::iter::once(&self.http).chain(&self.admins).map(|client| client.port());
+            let taken = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_err();
+            let taken: Vec<u16> = ports.filter(taken).collect();
+            left = format!("processes {running:?}, folders {folders:?}, ports {taken:?}");
+            (running.is_empty() && folders.is_empty() && taken.is_empty()).then_some(())
+        });
+        assert!(gone.is_some(), "left after {time:?}: {left}");
     }
 }
 
@@ -102,15 +103,7 @@ pub fn admin_of(run: &Run, index: usize) -> Option<Client> {
         0 => "serve.ports".to_owned(),
         _ => format!("serve.ports.{index}"),
     };
-    Some(ports(run, &name)?.1)
-}
-
-/// The two ports in a port file, once it is there.
-pub fn ports(run: &Run, name: &str) -> Option<(Client, Client)> {
-    let text = std::fs::read_to_string(run.path(name)).ok()?;
-    let bound: Value = serde_json::from_str(&text).ok()?;
-    let client = |name: &str| Client::new(u16::try_from(bound[name].as_u64().unwrap()).unwrap());
-    Some((client("port"), client("admin_port")))
+    Some(listeners(&run.path(&name))?.1)
 }
 
 pub fn long_request(max_tokens: u64) -> Value {
@@ -164,18 +157,13 @@ fn check_killed_supervisor() {
     // And the next start, on the same port, works.
     let port = served.http.port().to_string();
     let args = ["serve", "--runner", "mock", "--port", &port, "--admin-port", "0"];
+    let mut again = None;
     wait_for("the next start", || {
-        let mut again = run.pawl("again", &args);
-        loop {
-            if served.http.try_get("/ready").is_some_and(|answer| answer.status == 200) {
-                return Some(());
-            }
-            // The system may have given the port to another test meanwhile.
-            if again.ended().is_some() {
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        // The system may have given the port to another test meanwhile; then it has ended.
+        if again.as_mut().is_none_or(|process: &mut Process| process.ended().is_some()) {
+            again = Some(run.pawl("again", &args));
         }
+        served.http.is_ready().then_some(())
     });
 }
 
@@ -198,7 +186,7 @@ fn check_killed_core() {
     }
     let core = served.child("engine-core");
     let killed = Instant::now();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(core), Signal::SIGKILL).unwrap();
+    signal(core, Signal::SIGKILL);
     for stream in &mut streams {
         let events = stream.rest();
         let last = events.last().expect("an error event");
@@ -210,7 +198,7 @@ fn check_killed_core() {
 
     for admin in &served.admins {
         wait_for("every api-server's new core", || {
-            let page = Scrape::parse(&admin.try_get("/metrics")?.text());
+            let page = admin.scrape();
             (page.get("pawl:core_sessions_total") == 2.0 && page.get("pawl:core_up") == 1.0)
                 .then_some(())
         });
@@ -223,9 +211,8 @@ fn check_killed_core() {
         let answer = served.http.post("/v1/completions", &body);
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
-    let page = Scrape::parse(&served.http.get("/metrics").text());
-    let ended = |reason| page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
-    assert_eq!((ended("error"), ended("length")), (100.0, 8.0));
+    let page = served.http.scrape();
+    assert_eq!((page.ended("error"), page.ended("length")), (100.0, 8.0));
 }
 
 /// A core that stays away: within a second nobody is told to be healthy, nor kept waiting.
@@ -261,23 +248,14 @@ fn a_killed_api_server_takes_nothing_with_it() {
 fn check_killed_api_server() {
     let run = Run::new();
     let served = Served::start(&run, 2, &["--mock-step-ms", "10"]);
-    let open = |admin: &Client| {
-        Scrape::parse(&admin.get("/metrics").text()).get("pawl:requests_in_flight")
-    };
-    // The kernel shares connections out; go on until both have some. Steps of 10 ms.
-    let mut streams = Vec::new();
-    while streams.len() < 4 || served.admins.iter().any(|admin| open(admin) == 0.0) {
-        assert!(streams.len() < 60, "one api-server gets no connection");
-        let mut stream = served.http.stream("/v1/completions", &long_request(400));
-        assert!(stream.next().is_some());
-        streams.push(stream);
-    }
-    let kept = open(&served.admins[0]);
+    let open = |admin: Client| admin.scrape().get("pawl:requests_in_flight");
+    let mut streams = served.streams_at_all(400);
+    let kept = open(served.admins[0]);
     let victim = served.child("api-1.toml");
     let killed = Instant::now();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+    signal(victim, Signal::SIGKILL);
     wait_for("its requests to leave the core", || {
-        let page = Scrape::parse(&served.admins[0].get("/metrics").text());
+        let page = served.admins[0].scrape();
         (page.running() + page.waiting() <= kept).then_some(())
     });
     // By themselves they would have gone on for four seconds.
@@ -294,11 +272,10 @@ fn check_killed_api_server() {
     let whole: Vec<Value> = whole.collect();
     assert_eq!(whole, vec![json!("length"); kept as usize]);
     let back = wait_for("its next life", || {
-        let (_, admin) = ports(&run, "serve.ports.1")?;
-        let ready = admin.try_get("/ready").is_some_and(|answer| answer.status == 200);
-        (ready && admin.port() != served.admins[1].port()).then_some(admin)
+        let admin = admin_of(&run, 1)?;
+        (admin.is_ready() && admin.port() != served.admins[1].port()).then_some(admin)
     });
-    assert_eq!(open(&back), 0.0);
+    assert_eq!(open(back), 0.0);
 }
 
 /// What the core of a `serve` says of itself.
@@ -379,8 +356,8 @@ fn a_drain_completes_what_was_admitted_and_refuses_the_rest() {
     assert_eq!(late.status, 503, "{}", late.text());
     assert_eq!(late.json()["error"]["code"], "shutting_down");
     assert!(late.header("retry-after").is_some(), "{late:?}");
-    let page = Scrape::parse(&served.admins[0].get("/metrics").text());
-    assert_eq!(page.sum("vllm:admission_rejections_total", &[("reason", "draining")]), 1.0);
+    let page = served.admins[0].scrape();
+    assert_eq!(page.rejected("draining"), 1.0);
 
     let events = stream.rest();
     assert_eq!(events.len(), 99);
@@ -417,7 +394,7 @@ fn a_frontend_waits_for_its_core_and_for_the_next_one() {
     let (address, file) = (run.core_address(), run.path("api.ports").display().to_string());
     let args = ["api-server", "--core", &address, "--port", "0", "--admin-port", "0"];
     let api = run.pawl("api", &[&args[..], &["--port-file", &file]].concat());
-    let (http, admin) = wait_for("the port file", || ports(&run, "api.ports"));
+    let (http, admin) = wait_for("the port file", || listeners(&run.path("api.ports")));
     let body = json!({"prompt": [5], "max_tokens": 3, "ignore_eos": true});
     let early = http.post("/v1/completions", &body);
     assert_eq!(early.status, 503, "{}", early.text());
@@ -435,9 +412,9 @@ fn a_frontend_waits_for_its_core_and_for_the_next_one() {
 
     for life in 1..=3_u8 {
         let mut core = run.mock_core(&[]);
-        wait_for("readiness", || (http.get("/ready").status == 200).then_some(()));
+        wait_for("readiness", || http.is_ready().then_some(()));
         assert_eq!(http.post("/v1/completions", &body).status, 200);
-        let page = Scrape::parse(&admin.get("/metrics").text());
+        let page = admin.scrape();
         assert_eq!(page.get("pawl:core_sessions_total"), f64::from(life));
         // Counters go on over the lives of the core.
         assert_eq!(page.get("vllm:generation_tokens_total"), 3.0 * f64::from(life));

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Process, Run, Scrape, Stop, wait_for};
+use crate::harness::{Client, PATIENCE, Process, Run, Stop, wait_for, within};
 use crate::lifecycle::Served;
 
 /// The folder with `prometheus` and `promtool`, as the test command set it up; `None` means skip,
@@ -153,18 +153,12 @@ impl Prometheus {
     /// Waits until `expression` is `value`.
     fn wait_for_number(&self, expression: &str, value: f64) {
         let mut last = None;
-        let told = wait_for_or(expression, || {
+        let told = within(PATIENCE, || {
             last = self.number(expression);
             (last == Some(value)).then_some(())
         });
-        assert!(told, "{expression} is {last:?}, not {value}");
+        assert!(told.is_some(), "{expression} is {last:?}, not {value}");
     }
-}
-
-/// [`wait_for`], but it is up to the caller to say what failed.
-fn wait_for_or(what: &str, condition: impl FnMut() -> Option<()>) -> bool {
-    let waiting = std::panic::AssertUnwindSafe(|| wait_for(what, condition));
-    std::panic::catch_unwind(waiting).is_ok()
 }
 
 fn percent(text: &str) -> String {
@@ -230,11 +224,11 @@ fn what_dashboards_ask_for_returns_data_and_our_rules_are_right() {
                 series.values().all(|v| v.is_finite()) && series.values().any(|v| *v > 0.0)
             };
             let mut last = BTreeMap::new();
-            let shown = wait_for_or(&expression, || {
+            let shown = within(PATIENCE, || {
                 last = prometheus.query(&expression);
                 shows(&last).then_some(())
             });
-            assert!(shown, "{expression}: {last:?}");
+            assert!(shown.is_some(), "{expression}: {last:?}");
         }
         // Ours also shows what ought to be zero, and shares of what may not have happened.
         for expression in dashboards::ours(MODEL, "10s") {
@@ -276,7 +270,7 @@ fn check_targets(prometheus: &Prometheus) {
 /// Both ways to scrape give what the frontends' own pages add up to.
 fn check_rules_of_totals(prometheus: &Prometheus, served: &Served) {
     let page = wait_for("an idle system", || {
-        let own = served.admins.iter().map(|admin| Scrape::parse(&admin.get("/metrics").text()));
+        let own = served.admins.iter().map(|admin| admin.scrape());
         let sum = own.reduce(|a, b| a.plus(&b)).unwrap();
         Some(sum).filter(|s| s.get("pawl:requests_in_flight") + s.running() == 0.0)
     });
@@ -287,7 +281,7 @@ fn check_rules_of_totals(prometheus: &Prometheus, served: &Served) {
         }
     }
     for reason in ["stop", "length", "abort", "error"] {
-        let ended = page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
+        let ended = page.ended(reason);
         assert_eq!(ended == 0.0, reason == "error", "{ended} requests ended by {reason}");
         for job in [ADMINS, SHARED] {
             let labels = format!("{job}, finished_reason=\"{reason}\"");

@@ -216,7 +216,7 @@ fn a_vllm_engine_serves_our_frontend() {
     let after = frontend.scrape_until("an idle engine", |s| s.running() == 0.0);
     assert_eq!(after.get("vllm:prompt_tokens_total"), 4.0);
     assert_eq!(after.get("vllm:generation_tokens_total"), 4.0 + 3.0);
-    assert_eq!(after.sum("vllm:request_success_total", &[("finished_reason", "stop")]), 1.0);
+    assert_eq!(after.ended("stop"), 1.0);
     assert_eq!(after.get("pawl:decode_errors_total"), 0.0);
     // The stop string is seen by us alone: the engine must have been told.
     once_said(&mut engine, "abort");

@@ -109,9 +109,9 @@ fn the_pace_is_that_of_the_recording() {
         assert!(fine, "{lines:?}");
         summary(&lines)["seconds"].as_f64().unwrap()
     };
-    assert!(seconds("recorded") >= 1.4);
-    assert!(seconds("0.5") >= 2.8);
-    assert!(seconds("10") >= 0.14);
+    let (as_recorded, at_half, tenfold) = (seconds("recorded"), seconds("0.5"), seconds("10"));
+    assert!(as_recorded >= 1.4 && at_half >= 2.8, "{as_recorded} s, {at_half} s");
+    assert!((0.14..1.4).contains(&tenfold), "{tenfold} s");
     assert!(core.stop().success());
     refused(&run, &["replay", &file, &address], &["is the core running"]);
 }

@@ -16,15 +16,11 @@ use tonic::codegen::Service;
 use tonic::{Request, Status, Streaming};
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::harness::{PATIENCE, wait_for};
+use crate::harness::{PATIENCE, port_in, wait_for};
 
 /// The gRPC port in a port file, once it is there.
 pub fn grpc_port(ports: &Path) -> u16 {
-    wait_for("the gRPC port", || {
-        let text = std::fs::read_to_string(ports).ok()?;
-        let bound: serde_json::Value = serde_json::from_str(&text).ok()?;
-        Some(u16::try_from(bound["grpc_port"].as_u64().expect("a gRPC port")).unwrap())
-    })
+    wait_for("the gRPC port", || port_in(ports, "grpc_port"))
 }
 
 /// One HTTP/2 connection as generated clients want it.

@@ -12,20 +12,10 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::client::{Grpc, grpc_port};
 use super::{ask, frontend, reason, sequences};
-use crate::harness::{Frontend, Run, Scrape, wait_for};
+use crate::harness::{Run, Scrape, wait_for};
 
 const SERVING: i32 = 1;
 const NOT_SERVING: i32 = 2;
-
-fn idle(frontend: &Frontend) -> Scrape {
-    frontend.scrape_until("an idle core", |s| {
-        s.running() + s.waiting() + s.kv_usage() + s.get("pawl:requests_in_flight") == 0.0
-    })
-}
-
-fn ended(scrape: &Scrape, reason: &str) -> f64 {
-    scrape.sum("vllm:request_success_total", &[("finished_reason", reason)])
-}
 
 fn calls(scrape: &Scrape, method: &str, code: &str) -> f64 {
     let labels = [("grpc_method", method), ("grpc_code", code)];
@@ -43,15 +33,15 @@ fn a_call_that_is_cancelled_leaves_the_core() {
     frontend.scrape_until("it running", |s| s.running() == 1.0);
     let left = Instant::now();
     drop(stream);
-    let after = idle(&frontend);
+    let after = frontend.idle();
     assert!(left.elapsed() < Duration::from_secs(2), "took {:?}", left.elapsed());
-    assert_eq!((ended(&after, "abort"), calls(&after, "GenerateStream", "Canceled")), (1.0, 1.0));
+    assert_eq!((after.ended("abort"), calls(&after, "GenerateStream", "Canceled")), (1.0, 1.0));
 
     // A whole answer before it is there.
     let call = async { grpc.inference().generate(ask(4_000)).await };
     assert!(grpc.within(Duration::from_millis(300), call).is_none(), "an answer so soon");
-    let after = idle(&frontend);
-    assert_eq!((ended(&after, "abort"), calls(&after, "Generate", "Canceled")), (2.0, 1.0));
+    let after = frontend.idle();
+    assert_eq!((after.ended("abort"), calls(&after, "Generate", "Canceled")), (2.0, 1.0));
 
     // A client that dies with its connection.
     let dying = Grpc::connect(grpc_port(&run.path("api.ports")));
@@ -60,8 +50,8 @@ fn a_call_that_is_cancelled_leaves_the_core() {
     // Without a word: the stream is not dropped, its connection is.
     std::mem::forget(stream);
     drop(dying);
-    let after = idle(&frontend);
-    assert_eq!((ended(&after, "abort"), ended(&after, "length")), (3.0, 0.0));
+    let after = frontend.idle();
+    assert_eq!((after.ended("abort"), after.ended("length")), (3.0, 0.0));
     assert_eq!(after.get("vllm:request_success_total"), 3.0);
 }
 
@@ -83,15 +73,15 @@ fn deadlines_are_the_servers_too() {
     assert_eq!(end.unwrap_err().code(), Code::DeadlineExceeded);
     let took = asked.elapsed();
     assert!(took > Duration::from_millis(380) && took < Duration::from_secs(3), "took {took:?}");
-    let after = idle(&frontend);
+    let after = frontend.idle();
     assert_eq!(calls(&after, "GenerateStream", "DeadlineExceeded"), 1.0);
 
     let mut request = Request::new(ask(4_000));
     late(&mut request);
     let status = grpc.wait(async { grpc.inference().generate(request).await }).unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    let after = idle(&frontend);
-    assert_eq!(ended(&after, "abort"), 2.0);
+    let after = frontend.idle();
+    assert_eq!(after.ended("abort"), 2.0);
     assert_eq!(calls(&after, "Generate", "DeadlineExceeded"), 1.0);
 }
 
@@ -131,9 +121,9 @@ fn requests_of_both_surfaces_are_aborted_by_their_ids() {
     end.unwrap();
     let last = sequences(&[vec![other], messages].concat()).remove(0);
     assert_eq!(reason(&last), FinishReason::Aborted);
-    let after = idle(&frontend);
+    let after = frontend.idle();
     assert!(asked.elapsed() < Duration::from_secs(2), "the core went on: {:?}", asked.elapsed());
-    assert_eq!(ended(&after, "abort"), 3.0);
+    assert_eq!(after.ended("abort"), 3.0);
     // Nothing was counted that its client did not get.
     let seen = sequence.token_ids.len() + last.token_ids.len() + tokens;
     assert_eq!(after.get("vllm:generation_tokens_total"), seen as f64);
@@ -169,8 +159,8 @@ fn health_follows_the_core_through_its_lives() {
     let _next_core = run.mock_core(&[]);
     assert_eq!(next(), SERVING);
     grpc.generate(ask(3)).unwrap();
-    let after = idle(&frontend);
-    assert_eq!((ended(&after, "error"), ended(&after, "length")), (1.0, 1.0));
+    let after = frontend.idle();
+    assert_eq!((after.ended("error"), after.ended("length")), (1.0, 1.0));
 }
 
 #[test]
@@ -236,8 +226,8 @@ fn a_call_that_is_not_read_is_cut_off_alone() {
         assert_eq!(sequences(&[narrow.generate(ask(5)).unwrap()])[0].token_ids.len(), 5);
         Some(frontend.scrape()).filter(cut)
     });
-    let after = idle(&frontend);
-    assert_eq!(ended(&after, "abort"), 8.0);
+    let after = frontend.idle();
+    assert_eq!(after.ended("abort"), 8.0);
     // Should the client come back after all, it reads that the answer is not whole.
     let (_, end) = unread.rest();
     assert_eq!(end.unwrap_err().code(), Code::ResourceExhausted);

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::Scrape;
+
 /// Where a server listens.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
@@ -58,6 +60,18 @@ impl Client {
     /// `None` if nobody answers.
     pub fn try_get(self, path: &str) -> Option<Answer> {
         self.request("GET", path, &[], None).ok()
+    }
+
+    /// Whether it answers, and is ready to serve.
+    pub fn is_ready(self) -> bool {
+        self.try_get("/ready").is_some_and(|answer| answer.status == 200)
+    }
+
+    /// `/metrics`
+    pub fn scrape(self) -> Scrape {
+        let answer = self.get("/metrics");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        Scrape::parse(&answer.text())
     }
 
     pub fn post(self, path: &str, body: &Value) -> Answer {

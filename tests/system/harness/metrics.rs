@@ -56,6 +56,22 @@ impl Scrape {
         self.sum(name, &[])
     }
 
+    /// Requests that ended by `reason`.
+    pub fn ended(&self, reason: &str) -> f64 {
+        self.sum("vllm:request_success_total", &[("finished_reason", reason)])
+    }
+
+    /// Requests that were not taken, by why.
+    pub fn rejected(&self, reason: &str) -> f64 {
+        self.sum("vllm:admission_rejections_total", &[("reason", reason)])
+    }
+
+    /// Nothing is open, nothing runs or waits, and every block is free.
+    pub fn is_idle(&self) -> bool {
+        self.get("pawl:requests_in_flight") + self.running() + self.waiting() + self.kv_usage()
+            == 0.0
+    }
+
     pub fn running(&self) -> f64 {
         self.get("vllm:num_requests_running")
     }

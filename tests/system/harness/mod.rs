@@ -24,9 +24,14 @@ use nix::unistd::Pid;
 /// How long anything that ought to happen may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a test does a thing: `few` times in `tests/run`, `many` times in `tests/soak/run`.
+/// Whether this is `tests/soak/run`.
+pub fn is_soak() -> bool {
+    std::env::var_os("PAWL_TEST_SOAK").is_some()
+}
+
+/// How often a test does a thing: `few` times in `tests/run`, `many` times in the soak.
 pub fn rounds(few: usize, many: usize) -> usize {
-    if std::env::var_os("PAWL_TEST_SOAK").is_some() { many } else { few }
+    if is_soak() { many } else { few }
 }
 
 /// Ends what goes on while the flag is set when dropped, also by a failed test's panic.
@@ -38,16 +43,42 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Waits until `condition` gives a value; fails naming `what` after [`PATIENCE`].
-pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+/// What `condition` gives as soon as it gives something, if that is within `time`.
+pub fn within<T>(time: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + time;
     loop {
-        if let Some(value) = condition() {
+        let late = Instant::now() >= deadline;
+        let value = condition();
+        if value.is_some() || late {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until `condition` gives a value; fails naming `what` after [`PATIENCE`].
+pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, condition).unwrap_or_else(|| panic!("waited {PATIENCE:?} for {what}"))
+}
+
+/// Sends `signal` to process `pid`.
+pub fn signal(pid: i32, signal: Signal) {
+    nix::sys::signal::kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+/// The port called `name` in a port file, once it is there.
+pub fn port_in(file: &Path, name: &str) -> Option<u16> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let bound: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(
+        u16::try_from(bound[name].as_u64().unwrap_or_else(|| panic!("no {name}: {text}"))).unwrap(),
+    )
+}
+
+/// Both listeners of an api-server by its port file, once it is there: the clients' and the
+/// operators'.
+pub fn listeners(file: &Path) -> Option<(Client, Client)> {
+    Some((Client::new(port_in(file, "port")?), Client::new(port_in(file, "admin_port")?)))
 }
 
 /// Less than `limit` may have passed since `from`. How much it was is told, so that the figures of
@@ -232,7 +263,7 @@ impl Process {
     }
 
     pub fn signal(&self, signal: Signal) {
-        nix::sys::signal::kill(Pid::from_raw(self.pid()), signal).unwrap();
+        self::signal(self.pid(), signal);
     }
 
     pub fn log(&self) -> String {
@@ -298,30 +329,29 @@ pub struct Frontend {
 impl Frontend {
     /// Waits for the port file, then for `/ready`.
     pub fn once_ready(mut process: Process, ports: &Path) -> Self {
-        let bound = wait_for("the port file", || {
+        let (http, admin) = wait_for("the port file", || {
             if let Some(status) = process.ended() {
                 panic!("{} ended ({status}) before it listened:\n{}", process.name, process.log());
             }
-            let text = std::fs::read_to_string(ports).ok()?;
-            serde_json::from_str::<serde_json::Value>(&text).ok()
+            listeners(ports)
         });
-        let port = |name: &str| u16::try_from(bound[name].as_u64().unwrap()).unwrap();
-        let http = Client::new(port("port"));
-        let admin = Client::new(port("admin_port"));
         wait_for("/ready", || {
             if let Some(status) = process.ended() {
                 panic!("{} ended ({status}) before it was ready:\n{}", process.name, process.log());
             }
-            http.try_get("/ready").filter(|a| a.status == 200).map(|_| ())
+            http.is_ready().then_some(())
         });
         Self { process, http, admin }
     }
 
     /// `/metrics` of the admin listener.
     pub fn scrape(&self) -> Scrape {
-        let answer = self.admin.get("/metrics");
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        Scrape::parse(&answer.text())
+        self.admin.scrape()
+    }
+
+    /// Waits until nothing is under way, here or in the core; the page that says so.
+    pub fn idle(&self) -> Scrape {
+        self.scrape_until("nothing under way", Scrape::is_idle)
     }
 
     /// Scrapes until `condition` holds; the scrape that did.

@@ -10,7 +10,8 @@ fn read(pid: i32, name: &str) -> String {
 pub fn resident_kib(pid: i32) -> u64 {
     let status = read(pid, "status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    kib.unwrap_or_else(|| panic!("process {pid} has no memory: it is gone"))
 }
 
 /// Time on processors so far, of all threads.

@@ -8,8 +8,7 @@ use pawl_shared::protocol::{Value as Plain, encode_value};
 
 use super::zmtp::{self, MORE, Peer};
 use super::{Dice, Memory, System, beside_live_traffic, counts, counts_of};
-use crate::harness::{Client, Process, Run, Scrape, listening_ports, rounds, wait_for};
-use crate::lifecycle::ports as ports_in;
+use crate::harness::{Client, Process, Run, Scrape, listeners, listening_ports, rounds, wait_for};
 use crate::python::tiny_model;
 
 /// A stream of a socket of `kind`, with one thing wrong with it.
@@ -88,7 +87,7 @@ fn be_dialled(system: &System, dice: &mut Dice, count: usize) {
         let (dialling, _) = wait_for(&what, || listener.accept().ok());
         dialling.set_nonblocking(false).unwrap();
         dialling.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let mut dialling = Peer::Tcp(dialling);
+        let mut dialling = Peer(dialling);
         let _ = dialling.write(&stream(dice, "ROUTER"));
         dialling.finish();
         drop(control);
@@ -114,7 +113,7 @@ impl Awaiting {
         let args = ["api-server", &model, "--await-core", &handshake, "--port", "0"];
         let flags = ["--admin-port", "0", "--port-file", &ports_text];
         let process = run.pawl("awaiting", &[&args[..], &flags].concat());
-        let (http, admin) = wait_for("its ports", || ports_in(run, "awaiting.ports"));
+        let (http, admin) = wait_for("its ports", || listeners(&ports));
         wait_for("its handshake socket", || {
             listening_ports(process.pid()).contains(&free.port()).then_some(())
         });
@@ -152,8 +151,7 @@ fn hostile_streams_over_tcp_end_alone() {
     });
     system.assert_unharmed();
     let violations = |page: &Scrape| counts_of(page, "pawl:wire_violations_total");
-    let page = |admin: Client| Scrape::parse(&admin.get("/metrics").text());
-    let seen = [counts(&system.status()["wire_violations"]), violations(&page(awaiting.admin))];
+    let seen = [counts(&system.status()["wire_violations"]), violations(&awaiting.admin.scrape())];
     for seen in &seen {
         for kind in ["greeting", "ready", "frame_bytes", "frames", "flags"] {
             assert!(seen.contains_key(kind), "no {kind} in {seen:?}");
@@ -170,9 +168,6 @@ fn hostile_streams_over_tcp_end_alone() {
     // After all that it still has ears for a core.
     let args = ["engine-core", "--runner", "mock", "--handshake", &awaiting.handshake];
     let _core = system.run.pawl("core2", &args);
-    wait_for("the core's handshake", || {
-        let answer = awaiting.http.try_get("/ready")?;
-        (answer.status == 200).then_some(())
-    });
+    wait_for("the core's handshake", || awaiting.http.is_ready().then_some(()));
     assert!(awaiting.process.ended().is_none());
 }

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,25 +42,16 @@ pub fn message(frames: &[Bytes]) -> Vec<u8> {
     bytes
 }
 
-/// A connection over either transport.
-pub enum Peer {
-    Ipc(UnixStream),
-    Tcp(TcpStream),
-}
+/// A connection.
+pub struct Peer(pub TcpStream);
 
 impl Peer {
     pub fn connect(address: &str) -> Self {
         const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
-        if let Some(path) = address.strip_prefix("ipc://") {
-            let stream = UnixStream::connect(path).unwrap();
-            stream.set_read_timeout(PATIENCE).unwrap();
-            stream.set_write_timeout(PATIENCE).unwrap();
-            return Self::Ipc(stream);
-        }
         let stream = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
         stream.set_read_timeout(PATIENCE).unwrap();
         stream.set_write_timeout(PATIENCE).unwrap();
-        Self::Tcp(stream)
+        Self(stream)
     }
 
     /// Connects and shakes hands.
@@ -69,39 +59,18 @@ impl Peer {
         let mut peer = Self::connect(address);
         peer.write(&hello(kind, identity)).unwrap();
         let mut theirs = [0; 64];
-        peer.read(&mut theirs).unwrap();
+        peer.0.read_exact(&mut theirs).unwrap();
         peer
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        match self {
-            Self::Ipc(stream) => stream.write_all(bytes),
-            Self::Tcp(stream) => stream.write_all(bytes),
-        }
-    }
-
-    /// Fills `buffer`.
-    pub fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<()> {
-        match self {
-            Self::Ipc(stream) => stream.read_exact(buffer),
-            Self::Tcp(stream) => stream.read_exact(buffer),
-        }
+        self.0.write_all(bytes)
     }
 
     /// Says that nothing more comes, and waits until the other side has closed.
     pub fn finish(mut self) {
-        let mut rest = Vec::new();
-        let read = match &mut self {
-            Self::Ipc(stream) => {
-                let _ = stream.shutdown(std::net::Shutdown::Write);
-                stream.read_to_end(&mut rest)
-            }
-            Self::Tcp(stream) => {
-                let _ = stream.shutdown(std::net::Shutdown::Write);
-                stream.read_to_end(&mut rest)
-            }
-        };
-        if let Err(error) = read {
+        let _ = self.0.shutdown(std::net::Shutdown::Write);
+        if let Err(error) = self.0.read_to_end(&mut Vec::new()) {
             let kind = error.kind();
             let slow = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
             assert!(!slow.contains(&kind), "the other side keeps a connection that is closed");

@@ -14,7 +14,7 @@ use super::book::{Book, ChoiceEnd, difference, preemptions_of};
 use super::clients::{self, Entry, KINDS};
 use super::{FRONTEND, calls, scrape_while};
 use crate::grpc::client::{Grpc, grpc_port};
-use crate::harness::{Answer, Client, Frontend, Process, Run, Scrape, Stop, rounds, wait_for};
+use crate::harness::{Client, Frontend, Process, Run, Scrape, Stop, rounds, wait_for};
 
 const CLIENTS: usize = 12;
 
@@ -98,7 +98,7 @@ fn ask_all(servers: &[&Server], client: usize, next: &AtomicUsize, end: usize) -
         let mut put = |server: &Server, entry: Entry| {
             if entry.refused.as_deref() == Some("engine_unavailable") {
                 // Else all requests would be refused before the next core is there.
-                wait_for("a core", || server.frontend.http.try_get("/ready").filter(is_200));
+                wait_for("a core", || server.frontend.http.is_ready().then_some(()));
             }
             entries.push(entry);
         };
@@ -107,10 +107,6 @@ fn ask_all(servers: &[&Server], client: usize, next: &AtomicUsize, end: usize) -
             put(called, calls::call(&grpc, nth / 4));
         }
     }
-}
-
-fn is_200(answer: &Answer) -> bool {
-    answer.status == 200
 }
 
 /// As many as there is room for: such a request does not end by itself while a test looks.

@@ -26,14 +26,6 @@ fn grpc_request(tokens: u32) -> GenerateRequest {
     }
 }
 
-fn ended(page: &Scrape, reason: &str) -> f64 {
-    page.sum("vllm:request_success_total", &[("finished_reason", reason)])
-}
-
-fn refused(page: &Scrape) -> f64 {
-    page.sum_if_any("vllm:admission_rejections_total", &[("reason", "engine_unavailable")])
-}
-
 #[test]
 fn a_core_that_stops_finishes_its_streams_and_its_frontends_refuse_the_rest() {
     let run = Run::new();
@@ -67,7 +59,7 @@ fn a_core_that_stops_finishes_its_streams_and_its_frontends_refuse_the_rest() {
     }
     let late = grpc.generate(grpc_request(3)).unwrap_err();
     assert_eq!(late.code(), tonic::Code::Unavailable, "{late:?}");
-    assert_eq!(refused(&frontend.scrape()), 3.0);
+    assert_eq!(frontend.scrape().rejected("engine_unavailable"), 3.0);
     for stream in &mut streams {
         let events = stream.rest();
         assert_eq!(events.len(), 149);
@@ -76,10 +68,10 @@ fn a_core_that_stops_finishes_its_streams_and_its_frontends_refuse_the_rest() {
     }
     assert_eq!(core.wait().code(), Some(0), "{}", core.log());
     let page = frontend.scrape();
-    assert_eq!((ended(&page, "length"), page.get("vllm:request_success_total")), (5.0, 5.0));
+    assert_eq!((page.ended("length"), page.get("vllm:request_success_total")), (5.0, 5.0));
 
     let _next = run.mock_core(&[]);
-    wait_for("the next core", || (http.get("/ready").status == 200).then_some(()));
+    wait_for("the next core", || http.is_ready().then_some(()));
     let answer = http.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 1}));
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(grpc.generate(grpc_request(3)).is_ok());
@@ -123,8 +115,8 @@ fn check_crossing(shutdown_timeout: &str) {
     assert!(core.wait().success(), "{}", core.log());
     let page = frontend.scrape_until("all ended", |s| s.get("pawl:requests_in_flight") == 0.0);
     // Refused by the core's word, or lost with its link where that was first.
-    assert_eq!(refused(&page) + ended(&page, "error"), away);
-    assert_eq!((ended(&page, "length"), ended(&page, "abort")), (7.0 - away, 0.0));
+    assert_eq!(page.rejected("engine_unavailable") + page.ended("error"), away);
+    assert_eq!((page.ended("length"), page.ended("abort")), (7.0 - away, 0.0));
 }
 
 #[test]
@@ -169,7 +161,7 @@ fn without_time_to_drain_streams_are_told_that_the_core_stops() {
     streams.iter_mut().for_each(assert_told_why);
     assert!(core.wait().success(), "{}", core.log());
     let page = frontend.scrape();
-    assert_eq!((ended(&page, "abort"), refused(&page)), (2.0, 2.0));
+    assert_eq!((page.ended("abort"), page.rejected("engine_unavailable")), (2.0, 2.0));
     assert_eq!(page.get("vllm:request_success_total"), 2.0);
 }
 
@@ -182,10 +174,9 @@ fn a_child_core_that_somebody_stops_tells_why_and_is_started_again() {
     for stream in &mut streams {
         assert!(stream.next().is_some());
     }
-    let core = nix::unistd::Pid::from_raw(served.child("engine-core"));
-    nix::sys::signal::kill(core, Signal::SIGTERM).unwrap();
+    signal(served.child("engine-core"), Signal::SIGTERM);
     streams.iter_mut().for_each(assert_told_why);
     for admin in &served.admins {
-        wait_for("the next core", || (admin.get("/ready").status == 200).then_some(()));
+        wait_for("the next core", || admin.is_ready().then_some(()));
     }
 }

@@ -1,8 +1,5 @@
 //! Signals that come twice, to everybody, or while nobody reads the log.
 
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
-
 use super::*;
 use crate::harness::SseStream;
 
@@ -20,6 +17,13 @@ fn with_open_stream(run: &Run, tokens: u64) -> (Served, SseStream) {
     let mut stream = served.http.stream("/v1/completions", &long_request(tokens));
     assert!(stream.next().is_some());
     (served, stream)
+}
+
+/// Waits until so many of its processes have taken note of a signal.
+fn once_heard(served: &Served, signal: &str, processes: usize) {
+    let word = format!("{signal}: stopping");
+    let heard = || served.process.log().matches(&word).count();
+    wait_for("the signal to be heard", || (heard() >= processes).then_some(()));
 }
 
 fn assert_stopped_well(mut served: Served, run: &Run) {
@@ -56,7 +60,8 @@ fn a_signal_that_comes_twice_at_once_is_one() {
     let run = Run::new();
     let (served, mut stream) = with_open_stream(&run, 100);
     served.process.signal(Signal::SIGTERM);
-    std::thread::sleep(Duration::from_millis(1));
+    // Else the system would make one of them.
+    once_heard(&served, "SIGTERM", 1);
     served.process.signal(Signal::SIGTERM);
     assert_eq!(end_of(&mut stream), "length");
     assert_stopped_well(served, &run);
@@ -69,9 +74,9 @@ fn a_signal_to_everybody_stops_once() {
     let run = Run::new();
     let (served, mut stream) = with_open_stream(&run, 100);
     for child in &served.children {
-        kill(Pid::from_raw(*child), Signal::SIGINT).unwrap();
+        signal(*child, Signal::SIGINT);
     }
-    std::thread::sleep(Duration::from_millis(100));
+    once_heard(&served, "SIGINT", served.children.len());
     served.process.signal(Signal::SIGINT);
     assert_eq!(end_of(&mut stream), "length");
     assert_stopped_well(served, &run);
@@ -85,7 +90,7 @@ fn a_second_signal_cuts_the_drain_short() {
     // One without a stream stops at once; whoever asks it in that moment gets no answer.
     let draining = || served.http.try_get("/ready").is_some_and(|answer| answer.status == 503);
     wait_for("the drain", || draining().then_some(()));
-    // A second one within a second is the same wish.
+    // Only time makes another wish of it: within a second it is the same one.
     std::thread::sleep(Duration::from_millis(1100));
     assert!(stream.next().is_some(), "the drain still goes on");
     let hurried = Instant::now();

@@ -11,7 +11,7 @@ fn a_core_that_has_served_is_started_again_until_it_died_too_often() {
     let run = Run::new();
     let mut served = Served::start(&run, 1, &["--mock-fail-at", "20"]);
     for death in 1..=4 {
-        wait_for("a core", || (served.http.get("/ready").status == 200).then_some(()));
+        wait_for("a core", || served.http.is_ready().then_some(()));
         let mut stream = served.http.stream("/v1/completions", &long_request(5000));
         let last = stream.rest().pop().expect("an error event");
         assert_eq!(last["error"]["code"], "engine_unavailable", "{last}");
