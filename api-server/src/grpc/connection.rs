@@ -226,13 +226,17 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
 
-    fn reading<F: Future<Output = ()>>(progress: &Progress, call: F) -> Reading<F> {
+    fn reading<F: Future<Output = ()>>(
+        write_timeout: Duration,
+        progress: &Progress,
+        call: F,
+    ) -> Reading<F> {
         Reading {
             call: Box::pin(call),
             progress: progress.clone(),
-            write_timeout: SHORT,
+            write_timeout,
             seen: 0,
-            left: Box::pin(tokio::time::sleep(SHORT)),
+            left: Box::pin(tokio::time::sleep(write_timeout)),
         }
     }
 
@@ -243,25 +247,28 @@ mod tests {
             progress.gave();
             std::future::pending().await
         };
-        tokio::time::timeout(LONG, reading(&progress, call)).await.expect("cut off");
+        tokio::time::timeout(LONG, reading(SHORT, &progress, call)).await.expect("cut off");
     }
 
     /// Waiting for the engine is no fault of the client's, nor is taking one piece after another.
     #[tokio::test]
     async fn a_call_whose_client_waits_or_reads_on_is_kept() {
+        // So long that a busy machine does not make one out of a tenth of it.
+        const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
         let progress = Progress::default();
         let mut ended = false;
         let call = async {
             progress.waits();
-            tokio::time::sleep(SHORT * 4).await;
-            for _ in 0..20 {
+            tokio::time::sleep(WRITE_TIMEOUT * 3 / 2).await;
+            for _ in 0..12 {
                 progress.gave();
-                tokio::time::sleep(SHORT / 5).await;
+                tokio::time::sleep(WRITE_TIMEOUT / 10).await;
             }
             progress.waits();
             ended = true;
         };
-        tokio::time::timeout(LONG, reading(&progress, call)).await.expect("ends by itself");
+        let reading = reading(WRITE_TIMEOUT, &progress, call);
+        tokio::time::timeout(LONG, reading).await.expect("ends by itself");
         assert!(ended, "cut off");
     }
 
