@@ -8,6 +8,7 @@
 //! [`crate::output_handler`]). Submitting and dropping touch the same state under a lock that is
 //! held for one frame or one request at a time, never across a wait, and never by a scrape.
 
+mod calls;
 mod connection;
 mod generation;
 mod learning;
@@ -15,11 +16,13 @@ mod link;
 mod lower;
 mod served_model;
 mod status;
+mod submitting;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 pub mod unconnected;
+mod wire_ids;
 
 pub use generation::{
     EngineFailure, FailureKind, Finish, Generation, RequestTiming, Submit, TokenLogprob,
@@ -27,6 +30,8 @@ pub use generation::{
 };
 pub use served_model::ServedModel;
 pub use status::{EngineStatus, SubmitError, UtilityError};
+
+pub(crate) use wire_ids::epoch_of;
 
 pub use crate::output_handler::DeliveryLimits;
 
@@ -37,9 +42,7 @@ use std::time::Duration;
 
 use pawl_shared::clock::{Clock, SystemClock};
 use pawl_shared::model_card::ModelCard;
-use pawl_shared::protocol::{
-    ClientMessage, EngineCoreRequest, FinishReason, ReadyResponse, RequestId, UtilityCall, Value,
-};
+use pawl_shared::protocol::{ClientMessage, FinishReason, ReadyResponse, RequestId, Value};
 use pawl_shared::transport::{FrontendEndpoint, FrontendEndpointConfig, TransportError};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 use self::learning::Learning;
 use self::link::{Link, LinkSender};
 use crate::metrics::{AdmissionReason, Metrics};
-use crate::output_handler::{Mailbox, NewRequest, OutputHandler};
+use crate::output_handler::OutputHandler;
 
 /// How a client behaves.
 #[derive(Clone)]
@@ -91,12 +94,6 @@ impl ClientConfig {
     }
 }
 
-/// Calls that wait for an answer at most; beyond, a call is refused.
-const CALLS_MAX: usize = 1024;
-
-/// How much of a client's id goes into wire ids, in bytes: it comes back with every output.
-const EXTERNAL_ID_BYTES_MAX: usize = 64;
-
 /// A handle on the engine-core; clones share it.
 #[derive(Clone)]
 pub struct EngineClient {
@@ -127,7 +124,7 @@ struct State {
     /// Aborts that could not be sent. Bounded by the requests once open; sent with the next tick
     /// or join.
     unsent: Vec<RequestId>,
-    /// Bounded by [`CALLS_MAX`].
+    /// Bounded by [`calls::CALLS_MAX`].
     calls: HashMap<u64, oneshot::Sender<Result<Value, UtilityError>>>,
     next_call: u64,
     /// While the session's model is not known.
@@ -338,106 +335,6 @@ impl Inner {
         self.state.lock().expect(UNPOISONED)
     }
 
-    fn submit(self: &Arc<Self>, submits: &[Submit]) -> Result<Vec<Generation>, SubmitError> {
-        let admitted = self.admit(submits)?;
-        let wall = self.config.clock.wall();
-        // Encoded outside the lock: a long prompt times n is real work.
-        let messages: Vec<_> = submits
-            .iter()
-            .zip(&admitted.ids)
-            .flat_map(|(submit, ids)| (0..).zip(ids).map(move |(choice, id)| (submit, choice, id)))
-            .map(|(submit, choice, id)| {
-                let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
-                let model = &admitted.model;
-                let params = lower::lower(
-                    &submit.params,
-                    choice,
-                    &model.card,
-                    model.max_model_len,
-                    prompt_tokens,
-                );
-                let mut request =
-                    EngineCoreRequest::new(id.clone(), submit.prompt.to_vec(), params);
-                request.arrival_time = wall.0;
-                request.client_index = admitted.client_index;
-                request.priority = submit.priority;
-                request.cache_salt = submit.cache_salt.clone();
-                request.external_req_id = Some(submit.external_id.clone());
-                (id, ClientMessage::Add(Box::new(request)).encode())
-            })
-            .collect();
-        let mut state = self.state();
-        if state.session.as_ref().is_none_or(|session| session.epoch != admitted.epoch) {
-            return Err(self.unavailable());
-        }
-        let (news, mailboxes): (Vec<_>, Vec<_>) =
-            submits.iter().zip(&admitted.ids).map(|both| self.opened(&admitted, both)).unzip();
-        let keys = state.handler.add(news);
-        let mut sent = Vec::with_capacity(messages.len());
-        for (id, message) in messages {
-            if let Err(refused) = self.sender.try_send(message) {
-                state.handler.take_back(keys);
-                self.tell_aborts(&mut state, sent);
-                tracing::warn!(%refused, "a request could not be sent to the core");
-                return Err(match refused {
-                    pawl_shared::transport::SendRefused::Full => {
-                        SubmitError::QueueFull { retry_after: RETRY_AFTER }
-                    }
-                    pawl_shared::transport::SendRefused::Down => self.unavailable(),
-                });
-            }
-            sent.push(id.clone());
-        }
-        drop(state);
-        let started = |(key, mailbox)| Generation::new(mailbox, key, self.clone());
-        Ok(keys.zip(mailboxes).map(started).collect())
-    }
-
-    /// What the output handler keeps of a submission, and where its answer will lie.
-    fn opened<'a>(
-        &self,
-        admitted: &Admitted,
-        (submit, ids): (&'a Submit, &Vec<RequestId>),
-    ) -> (NewRequest<'a>, Arc<Mailbox>) {
-        let model = &admitted.model;
-        let prompt_tokens = u32::try_from(submit.prompt.len()).unwrap_or(u32::MAX);
-        let mailbox = Arc::new(Mailbox::new(submit.params.n.max(1)));
-        let new = NewRequest {
-            external_id: submit.external_id.as_str().into(),
-            ids: ids.clone(),
-            prompt_tokens: u64::from(prompt_tokens),
-            params: &submit.params,
-            max_tokens: lower::max_tokens(&submit.params, model.max_model_len, prompt_tokens),
-            vocabulary: model.tokenizer.clone(),
-            arrival: submit.arrival,
-            sent: self.config.clock.now(),
-            mailbox: mailbox.clone(),
-        };
-        (new, mailbox)
-    }
-
-    /// Whether the prompts can be taken now; if so, their wire ids, which are never given again.
-    fn admit(&self, submits: &[Submit]) -> Result<Admitted, SubmitError> {
-        if self.draining.load(Ordering::Relaxed) {
-            return Err(SubmitError::Draining);
-        }
-        if *self.status.borrow() != EngineStatus::Up {
-            return Err(self.unavailable());
-        }
-        let choices: usize = submits.iter().map(|submit| submit.params.n.max(1) as usize).sum();
-        let mut state = self.state();
-        if state.handler.open() + choices > self.config.open_max {
-            return Err(SubmitError::QueueFull { retry_after: RETRY_AFTER });
-        }
-        let model = state.model.clone();
-        let (Some(session), Some(model)) = (&mut state.session, model) else {
-            return Err(self.unavailable());
-        };
-        let ids = submits.iter().map(|submit| session.fresh_ids(submit)).collect();
-        let Session { client_index, epoch, .. } = *session;
-        Ok(Admitted { model, ids, client_index, epoch })
-    }
-
     fn unavailable(&self) -> SubmitError {
         SubmitError::Unavailable {
             reason: match &*self.status.borrow() {
@@ -477,60 +374,6 @@ impl Inner {
             self.idle.notify_waiters();
         }
     }
-
-    /// Sends a call and returns its id, which the reply bears too.
-    fn send_call(
-        &self,
-        state: &mut State,
-        method: &str,
-        args: Vec<Value>,
-    ) -> Result<u64, UtilityError> {
-        let Some(session) = &state.session else {
-            let SubmitError::Unavailable { reason } = self.unavailable() else {
-                unreachable!("unavailable() gives no other")
-            };
-            return Err(UtilityError::Unavailable { reason });
-        };
-        let call_id = state.next_call;
-        state.next_call += 1;
-        let client_index = session.client_index;
-        let call = UtilityCall { client_index, call_id, method: method.to_string(), args };
-        match self.sender.try_send(ClientMessage::Utility(call).encode()) {
-            Ok(()) => Ok(call_id),
-            Err(refused) => Err(UtilityError::Unavailable { reason: refused.to_string() }),
-        }
-    }
-
-    async fn call(&self, method: &str, args: Vec<Value>) -> Result<Value, UtilityError> {
-        let (answer, answered) = oneshot::channel();
-        let call_id = {
-            let mut state = self.state();
-            if state.calls.len() >= CALLS_MAX {
-                let reason = format!("{CALLS_MAX} calls wait for an answer already");
-                return Err(UtilityError::Unavailable { reason });
-            }
-            let call_id = self.send_call(&mut state, method, args)?;
-            state.calls.insert(call_id, answer);
-            call_id
-        };
-        // Whoever stops waiting, by time or by being dropped, takes the entry along.
-        let _forget = ForgetCall { inner: self, call_id };
-        let after = self.config.utility_timeout;
-        match tokio::time::timeout(after, answered).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(UtilityError::Unavailable { reason: "it has gone".to_string() }),
-            Err(_) => Err(UtilityError::Timeout { method: method.to_string(), after }),
-        }
-    }
-}
-
-/// Submissions that can be sent.
-struct Admitted {
-    model: Arc<ServedModel>,
-    /// Of each submission, one for each choice.
-    ids: Vec<Vec<RequestId>>,
-    client_index: u32,
-    epoch: u64,
 }
 
 impl Session {
@@ -542,48 +385,4 @@ impl Session {
             (false, false) => EngineStatus::Connecting,
         }
     }
-
-    fn fresh_ids(&mut self, submit: &Submit) -> Vec<RequestId> {
-        let external = shortened(&submit.external_id);
-        self.counter += 1;
-        let (epoch, counter) = (self.epoch, self.counter);
-        // The counter's width is fixed, so that no two pairs of epoch and counter look alike.
-        let parent = format!("{external}-{epoch:x}{counter:0COUNTER_DIGITS$x}");
-        match submit.params.n.max(1) {
-            1 => vec![RequestId::from(parent)],
-            n => (0..n).map(|choice| RequestId::from(format!("{choice}_{parent}"))).collect(),
-        }
-    }
-}
-
-/// Digits of a wire id's counter, which stands at its end.
-const COUNTER_DIGITS: usize = 10;
-
-/// The epoch in a wire id of ours.
-pub(crate) fn epoch_of(id: &RequestId) -> Option<u64> {
-    let (_, tail) = id.as_str().rsplit_once('-')?;
-    let digits = tail.len().checked_sub(COUNTER_DIGITS)?;
-    u64::from_str_radix(tail.get(..digits)?, 16).ok()
-}
-
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-struct ForgetCall<'a> {
-    inner: &'a Inner,
-    call_id: u64,
-}
-
-impl Drop for ForgetCall<'_> {
-    fn drop(&mut self) {
-        self.inner.state().calls.remove(&self.call_id);
-    }
-}
-
-/// The beginning of a client's id, cut at a character.
-fn shortened(id: &str) -> &str {
-    let mut end = id.len().min(EXTERNAL_ID_BYTES_MAX);
-    while !id.is_char_boundary(end) {
-        end -= 1;
-    }
-    &id[..end]
 }

@@ -6,6 +6,7 @@ use pawl_shared::protocol::{
 use pawl_shared::transport::FrontendEvent;
 
 use super::testing::{FakeCore, connect};
+use super::wire_ids::shortened;
 use super::*;
 use crate::metrics::Format;
 

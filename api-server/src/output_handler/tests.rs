@@ -16,6 +16,7 @@ use pawl_shared::protocol::{
 
 use super::*;
 use crate::detokenizer::tests::TokenTable;
+use crate::engine_client::Finish;
 use crate::metrics::{Format, MetricsConfig};
 
 /// Token i is byte i; 256.. are the words of the stop-string cases; 270 is special.
