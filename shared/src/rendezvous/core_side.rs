@@ -2,95 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::core_member::{Member, Phase, Via};
 use super::message::{ControlMessage, JOIN_VERSION, Join, Role};
-use super::{
-    ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, Peer, PeerId,
-};
+use super::{ClientId, CoreAction, CoreInput, HeartbeatConfig, LeaveReason, OwnClock, PeerId};
 use crate::clock::Stamp;
 
 /// Clients one core serves at most; a join beyond it is refused.
 const CLIENTS_MAX: usize = 256;
 /// Of those, taps: each may hold some MiB of copies, and nobody looks at more.
 const TAPS_MAX: usize = 8;
-
-#[derive(Debug)]
-enum Via {
-    Native {
-        control: PeerId,
-        pid: u32,
-        instance: String,
-        epoch: u64,
-        heard: Stamp,
-        taps: Option<String>,
-    },
-    Handshake {
-        dialer: u32,
-        /// Whether the pair has been linked before, and is tried again.
-        again: bool,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Waits for the core to be ready, or for the next try.
-    Held,
-    Linking,
-    Joined,
-}
-
-#[derive(Debug)]
-struct Member {
-    via: Via,
-    input: String,
-    output: String,
-    role: Role,
-    phase: Phase,
-}
-
-impl Member {
-    fn is_native(&self) -> bool {
-        matches!(self.via, Via::Native { .. })
-    }
-
-    fn is_of(&self, dialer: u32) -> bool {
-        matches!(self.via, Via::Handshake { dialer: d, .. } if d == dialer)
-    }
-
-    /// How it hears that the core stops: a frontend, once it has joined natively. vLLM's have no
-    /// message for it.
-    fn told_of_stopping(&self) -> Option<CoreAction> {
-        match &self.via {
-            Via::Native { control, epoch, .. }
-                if self.phase == Phase::Joined && self.role == Role::Frontend =>
-            {
-                let message = ControlMessage::Stopping { epoch: *epoch };
-                Some(CoreAction::Reply { to: control.clone(), message })
-            }
-            _ => None,
-        }
-    }
-
-    fn peer(&self) -> Peer {
-        match &self.via {
-            Via::Native { pid, instance, epoch, taps, .. } => {
-                let who = match self.role {
-                    Role::Frontend => "frontend",
-                    Role::Tap => "tap",
-                };
-                Peer {
-                    text: format!("{who} {instance} (pid {pid}, epoch {epoch:x})"),
-                    pid: Some(*pid),
-                    epoch: Some(*epoch),
-                    taps: taps.clone(),
-                }
-            }
-            Via::Handshake { .. } => {
-                let text = format!("vLLM frontend at {}", self.input);
-                Peer { text, pid: None, epoch: None, taps: None }
-            }
-        }
-    }
-}
 
 /// The core's half of native joining and of vLLM's handshake.
 #[derive(Debug)]

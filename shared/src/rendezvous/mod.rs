@@ -14,6 +14,7 @@
 //! nothing that comes over the wire can make a machine panic, it is counted and dropped.
 
 mod core_io;
+mod core_member;
 mod core_side;
 mod credit;
 mod frontend_io;

@@ -3,7 +3,7 @@ use super::*;
 /// Lines: `join PEER INSTANCE EPOCH`, `version PEER N`, `leave|ping PEER EPOCH`, `ack PEER EPOCH N`,
 /// `garbage PEER`, `gone PEER`, `up|down CLIENT`, `ready`, `stopping`, `beats N` (one tick a second), `tick`,
 /// `progress N`, `init DIALER CLIENTS`, `handshake-gone DIALER`, `ignored`.
-fn check(script: &str) -> String {
+pub(super) fn check(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     let mut core = CoreRendezvous::new(0, HeartbeatConfig::default(), clock.now());
     let manual = clock.clone();
@@ -483,122 +483,5 @@ fn garbage_is_counted_and_an_ack_needs_its_epoch() {
     > garbage A
     > ignored
         7
-    "#);
-}
-
-#[test]
-fn a_lost_pair_is_tried_again_while_another_of_its_handshake_stands() {
-    insta::assert_snapshot!(check(
-        "
-        ready
-        init 0 2
-        up 0
-        up 1
-        down 0
-        beats 1
-        down 2
-        beats 1
-        up 3
-        down 1
-        down 3
-        beats 3
-        init 0 1
-        "
-    ), @r#"
-    > ready
-    > init 0 2
-        open link 0 to ipc:///in0, acknowledges: false
-        open link 1 to ipc:///in1, acknowledges: false
-    > up 0
-        Joined { client: ClientId(0), peer: "vLLM frontend at ipc:///in0", role: Frontend }
-    > up 1
-        Joined { client: ClientId(1), peer: "vLLM frontend at ipc:///in1", role: Frontend }
-        HandshakeDone { dialer: 0 }
-    > down 0
-        CloseLink { client: ClientId(0) }
-        Left { client: ClientId(0), reason: Disconnected, role: Frontend }
-    > beats 1
-        open link 2 to ipc:///in0, acknowledges: false
-    > down 2
-        CloseLink { client: ClientId(2) }
-    > beats 1
-        open link 3 to ipc:///in0, acknowledges: false
-    > up 3
-        Joined { client: ClientId(3), peer: "vLLM frontend at ipc:///in0", role: Frontend }
-    > down 1
-        CloseLink { client: ClientId(1) }
-        Left { client: ClientId(1), reason: Disconnected, role: Frontend }
-    > down 3
-        CloseLink { client: ClientId(3) }
-        Left { client: ClientId(3), reason: Disconnected, role: Frontend }
-        HandshakeAgain { dialer: 0 }
-    > beats 3
-    > init 0 1
-        open link 5 to ipc:///in0, acknowledges: false
-    "#);
-}
-
-#[test]
-fn a_handshake_is_done_when_all_its_links_stand_and_begins_again_when_none_does() {
-    insta::assert_snapshot!(check(
-        "
-        init 0 2
-        ready
-        up 0
-        up 1
-        beats 20
-        down 0
-        down 1
-        init 0 1
-        down 3
-        init 0 2
-        up 4
-        down 5
-        init 0 0
-        init 0 1
-        handshake-gone 0
-        handshake-gone 0
-        "
-    ), @r#"
-    > init 0 2
-    > ready
-        open link 0 to ipc:///in0, acknowledges: false
-        open link 1 to ipc:///in1, acknowledges: false
-    > up 0
-        Joined { client: ClientId(0), peer: "vLLM frontend at ipc:///in0", role: Frontend }
-    > up 1
-        Joined { client: ClientId(1), peer: "vLLM frontend at ipc:///in1", role: Frontend }
-        HandshakeDone { dialer: 0 }
-    > beats 20
-    > down 0
-        CloseLink { client: ClientId(0) }
-        Left { client: ClientId(0), reason: Disconnected, role: Frontend }
-    > down 1
-        CloseLink { client: ClientId(1) }
-        Left { client: ClientId(1), reason: Disconnected, role: Frontend }
-        HandshakeAgain { dialer: 0 }
-    > init 0 1
-        open link 3 to ipc:///in0, acknowledges: false
-    > down 3
-        CloseLink { client: ClientId(3) }
-        HandshakeAgain { dialer: 0 }
-    > init 0 2
-        open link 4 to ipc:///in0, acknowledges: false
-        open link 5 to ipc:///in1, acknowledges: false
-    > up 4
-        Joined { client: ClientId(4), peer: "vLLM frontend at ipc:///in0", role: Frontend }
-    > down 5
-        CloseLink { client: ClientId(4) }
-        Left { client: ClientId(4), reason: Disconnected, role: Frontend }
-        CloseLink { client: ClientId(5) }
-        HandshakeAgain { dialer: 0 }
-    > init 0 0
-        HandshakeAgain { dialer: 0 }
-    > init 0 1
-        open link 6 to ipc:///in0, acknowledges: false
-    > handshake-gone 0
-        CloseLink { client: ClientId(6) }
-        HandshakeAgain { dialer: 0 }
-    > handshake-gone 0
     "#);
 }

@@ -4,18 +4,18 @@ use super::*;
 /// `pong EPOCH PROGRESS busy|idle`, `beats N [PROGRESS busy|idle]` (one tick a second, each answered
 /// if so told), `tick`, `gone|stopping EPOCH`, `lost control|input|output`, `leave`, `left EPOCH`, `garbage`,
 /// `hello|loaded INDEX`, `connected INDEX [KNOWN]`, `ack N`, `ignored`.
-fn check(script: &str) -> String {
+pub(super) fn check(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     let heartbeat = HeartbeatConfig::default();
     run(script, &clock, FrontendRendezvous::new("alice".into(), 7, 100, heartbeat, clock.now()))
 }
 
-fn check_awaiting(script: &str) -> String {
+pub(super) fn check_awaiting(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     run(script, &clock, FrontendRendezvous::awaiting(100, HeartbeatConfig::default(), clock.now()))
 }
 
-fn check_listed(script: &str) -> String {
+pub(super) fn check_listed(script: &str) -> String {
     let clock = ManualClock::at(1_000_000_000);
     let heartbeat = HeartbeatConfig::default();
     run(script, &clock, FrontendRendezvous::listed(4, 100, heartbeat, clock.now()))
@@ -223,127 +223,6 @@ fn a_refusal_is_told_once_and_tried_again_slowly() {
     > failed
         Down { reason: "no room" }
         Close
-    "#);
-}
-
-#[test]
-fn a_silent_core_hangs_and_resumes_and_dies_in_the_end() {
-    insta::assert_snapshot!(check(
-        "
-        open
-        opened
-        welcome 101
-        engine 0
-        beats 9
-        beats 1
-        beats 5
-        pong 101 1 idle
-        beats 60
-        open
-        "
-    ), @r#"
-    > open
-        Some((101, 0ns))
-    > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
-    > welcome 101
-    > engine 0
-        Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
-    > beats 9
-        9 pings
-    > beats 1
-        1 pings
-        Hung { silent_for: 10s }
-    > beats 5
-        5 pings
-    > pong 101 1 idle
-        Resumed
-    > beats 60
-        60 pings
-        Hung { silent_for: 10s }
-        Down { reason: "the core hung for 60 s" }
-        Close
-    > open
-        Some((102, 20ms))
-    "#);
-}
-
-#[test]
-fn a_busy_core_without_progress_hangs_and_an_idle_one_does_not() {
-    insta::assert_snapshot!(check(
-        "
-        open
-        opened
-        welcome 101
-        engine 0
-        beats 30 5 idle
-        beats 9 5 busy
-        beats 2 5 busy
-        beats 2 6 busy
-        "
-    ), @r#"
-    > open
-        Some((101, 0ns))
-    > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
-    > welcome 101
-    > engine 0
-        Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
-    > beats 30 5 idle
-        30 pings
-    > beats 9 5 busy
-        9 pings
-    > beats 2 5 busy
-        2 pings
-        Hung { silent_for: 10s }
-    > beats 2 6 busy
-        2 pings
-        Resumed
-    "#);
-}
-
-#[test]
-fn a_frontend_that_was_stopped_reads_before_it_judges() {
-    insta::assert_snapshot!(check(
-        "
-        open
-        opened
-        welcome 101
-        engine 0
-        beats 1 1 idle
-        wait 70000
-        tick
-        pong 101 1 idle
-        beats 3 1 idle
-        wait 70000
-        tick
-        beats 9
-        beats 1
-        "
-    ), @r#"
-    > open
-        Some((101, 0ns))
-    > opened
-        Send(Join(Join { input: "ipc:///in", output: "out", pid: 7, instance: "alice", epoch: 101, role: Frontend, taps: None }))
-    > welcome 101
-    > engine 0
-        Up { ready: b"ready", client_index: 3, epoch: 101, engine_index: 0 }
-    > beats 1 1 idle
-        1 pings
-    > wait 70000
-    > tick
-        Send(Ping { epoch: 101, seq: 2 })
-    > pong 101 1 idle
-    > beats 3 1 idle
-        3 pings
-    > wait 70000
-    > tick
-        Send(Ping { epoch: 101, seq: 6 })
-    > beats 9
-        9 pings
-    > beats 1
-        1 pings
-        Hung { silent_for: 10s }
     "#);
 }
 
@@ -571,122 +450,5 @@ fn garbage_is_counted_and_dropped() {
     > refused 1
     > ignored
         5
-    "#);
-}
-
-#[test]
-fn a_core_that_dials_is_up_after_hello_ready_response_and_ready() {
-    insta::assert_snapshot!(check_awaiting(
-        "
-        open
-        opened
-        hello 1
-        engine 1
-        hello 1
-        beats 100
-        loaded 1
-        engine 1
-        hello 2
-        beats 100
-        ack 5
-        lost input
-        lost output
-        open
-        opened
-        leave
-        "
-    ), @r#"
-    > open
-        Some((101, 0ns))
-    > opened
-    > hello 1
-        SendInit { engine_index: 1 }
-    > engine 1
-    > hello 1
-        SendInit { engine_index: 1 }
-    > beats 100
-        0 pings
-    > loaded 1
-    > engine 1
-        Up { ready: b"ready", client_index: 0, epoch: 101, engine_index: 1 }
-    > hello 2
-    > beats 100
-        0 pings
-    > ack 5
-    > lost input
-    > lost output
-        Down { reason: "the core is gone" }
-        Close
-    > open
-        Some((102, 20ms))
-    > opened
-    > leave
-        Close
-    "#);
-}
-
-/// The first core speaks; the process that comes after ours is told nothing, and takes the core for
-/// the one that was there before.
-#[test]
-fn a_listed_pair_is_up_with_the_ready_response_or_with_the_one_that_is_known() {
-    insta::assert_snapshot!(check_listed(
-        "
-        open
-        opened
-        connected 0
-        beats 5
-        engine 0 first
-        engine 0 first
-        ack 10
-        lost output
-        open
-        opened
-        connected 0 second
-        beats 1
-        engine 0 third
-        open
-        opened
-        connected 0
-        beats 2
-        hello 0
-        ignored
-        "
-    ), @r#"
-    > open
-        Some((101, 0ns))
-    > opened
-        Waiting
-    > connected 0
-    > beats 5
-        0 pings
-    > engine 0 first
-        Up { ready: b"first", client_index: 4, epoch: 101, engine_index: 0 }
-    > engine 0 first
-    > ack 10
-    > lost output
-        Down { reason: "the core is gone" }
-        Close
-    > open
-        Some((102, 20ms))
-    > opened
-        Waiting
-    > connected 0 second
-    > beats 1
-        0 pings
-        Up { ready: b"second", client_index: 4, epoch: 102, engine_index: 0 }
-    > engine 0 third
-        Down { reason: "another core has come" }
-        Close
-    > open
-        Some((103, 20ms))
-    > opened
-        Waiting
-    > connected 0
-    > beats 2
-        0 pings
-        Up { ready: b"third", client_index: 4, epoch: 103, engine_index: 0 }
-    > hello 0
-    > ignored
-        2
     "#);
 }

@@ -3,7 +3,9 @@
 
 mod core_scenarios;
 mod credit_scenarios;
+mod frontend_liveness;
 mod frontend_scenarios;
+mod handshake_scenarios;
 mod random;
 
 use std::time::Duration;
