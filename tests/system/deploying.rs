@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::harness::{Client, Process, Run, listeners, wait_for};
+use crate::harness::{Client, Process, Run, listeners, skip, wait_for};
 use crate::lifecycle::long_request;
 use crate::prometheus::programs;
 use crate::python::python;
@@ -19,15 +19,6 @@ fn deploy(path: &str) -> PathBuf {
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(deploy(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// Says that a test is skipped, which is a failure where that is not allowed.
-fn skip(what: &str) {
-    assert!(
-        std::env::var_os("PAWL_TEST_NO_SKIP").is_none(),
-        "no {what}, and skipping is not allowed: run tests/run"
-    );
-    eprintln!("SKIPPED: no {what} (tests/run installs it)");
 }
 
 /// Runs a tool to its end: whether it was content, and what it said.

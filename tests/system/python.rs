@@ -7,18 +7,13 @@ use std::process::{Command, Stdio};
 use pawl_shared::model_card::testing::GgufWriter;
 use serde_json::{Value, json};
 
-use crate::harness::{Frontend, Process, Run, wait_for};
+use crate::harness::{Frontend, Process, Run, skip, wait_for};
 
-/// The interpreter with the peers' packages, as the test command set it up; `None` means skip,
-/// loudly, and only where skipping is allowed.
+/// The interpreter with the peers' packages, as the test command set it up; `None` means skip.
 pub fn python() -> Option<PathBuf> {
     let python = std::env::var_os("PAWL_TEST_PYTHON").map(PathBuf::from).filter(|p| p.exists());
     if python.is_none() {
-        assert!(
-            std::env::var_os("PAWL_TEST_NO_SKIP").is_none(),
-            "no Python peers, and skipping is not allowed: run tests/run"
-        );
-        eprintln!("SKIPPED: no Python peers (tests/run installs them)");
+        skip("interpreter with the Python peers");
     }
     python
 }

@@ -1,28 +1,13 @@
 //! Real weights: the default model's greedy text, against references made with other software and
 //! against itself however its steps are cut.
 
-use std::path::PathBuf;
-
-use pawl_shared::model_card::testing::GgufWriter;
+use pawl_shared::model_card::testing::{GgufWriter, default_model};
 use serde_json::{Value, json};
 
 use crate::harness::{Client, Frontend, Process, Run};
 
 /// A difference from the reference counts only where the reference's best logit leads by this.
 const GAP_THAT_COUNTS: f64 = 0.5;
-
-/// The default model's file; `None` means skip, loudly, and only where skipping is allowed.
-fn model() -> Option<PathBuf> {
-    let model = std::env::var_os("PAWL_TEST_MODEL").map(PathBuf::from).filter(|p| p.is_file());
-    if model.is_none() {
-        assert!(
-            std::env::var_os("PAWL_TEST_NO_SKIP").is_none(),
-            "no default model, and skipping is not allowed: run tests/run"
-        );
-        eprintln!("SKIPPED: no default model (tests/run fetches it)");
-    }
-    model
-}
 
 /// A core on real weights with `extra` flags, and a frontend of it.
 fn system(run: &Run, model: &std::path::Path, extra: &[&str]) -> (Process, Frontend) {
@@ -121,7 +106,7 @@ fn greedy(http: Client, prompt: &[u32], count: usize) -> Vec<u32> {
 /// every step is compared.
 #[test]
 fn weights_greedy_text_equals_the_reference() {
-    let Some(model) = model() else { return };
+    let Some(model) = default_model() else { return };
     let run = Run::new();
     let (_core, frontend) = system(&run, &model, &[]);
     let (mut compared, mut near_ties) = (0, 0);
@@ -181,7 +166,7 @@ fn all_at_once(model: &std::path::Path, flags: &[&str], goldens: &[Golden]) -> V
 /// Alone, in a batch of 16, in chunks, with a cached prefix, preempted: the same bits.
 #[test]
 fn weights_greedy_text_is_the_same_however_steps_are_cut() {
-    let Some(model) = model() else { return };
+    let Some(model) = default_model() else { return };
     let goldens: Vec<Golden> = goldens().into_iter().take(16).collect();
     let alone: Vec<Vec<u32>> = {
         let run = Run::new();

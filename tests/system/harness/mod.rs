@@ -29,6 +29,15 @@ pub fn is_soak() -> bool {
     std::env::var_os("PAWL_TEST_SOAK").is_some()
 }
 
+/// Says that a test is skipped for want of `what`, which is a failure where that is not allowed.
+pub fn skip(what: &str) {
+    assert!(
+        std::env::var_os("PAWL_TEST_NO_SKIP").is_none(),
+        "no {what}, and skipping is not allowed: run tests/run"
+    );
+    eprintln!("SKIPPED: no {what} (tests/run installs it)");
+}
+
 /// How often a test does a thing: `few` times in `tests/run`, `many` times in the soak.
 pub fn rounds(few: usize, many: usize) -> usize {
     if is_soak() { many } else { few }
