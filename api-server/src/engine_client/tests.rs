@@ -5,6 +5,7 @@ use pawl_shared::protocol::{
 };
 use pawl_shared::transport::FrontendEvent;
 
+use super::calls::CALLS_MAX;
 use super::testing::{FakeCore, connect};
 use super::wire_ids::shortened;
 use super::*;
@@ -218,6 +219,28 @@ async fn calls_are_answered_by_their_ids() {
     let no = call("fly");
     core.answer("fly", Err("cannot".into())).await;
     assert_eq!(no.await.expect("answered"), Err(UtilityError::Failed("cannot".into())));
+}
+
+#[tokio::test]
+async fn calls_beyond_the_bound_are_refused_and_those_given_up_make_room() {
+    let (client, mut core) = serving(config()).await;
+    let wait = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.utility("wait", vec![]).await })
+    };
+    let waiting: Vec<_> = (0..CALLS_MAX).map(|_| wait()).collect();
+    for _ in 0..CALLS_MAX {
+        core.message().await;
+    }
+    let refused = client.utility("one_more", vec![]).await.expect_err("beyond the bound");
+    let reason = "1024 calls wait for an answer already".to_string();
+    assert_eq!(refused, UtilityError::Unavailable { reason });
+    for given_up in waiting {
+        given_up.abort();
+        given_up.await.expect_err("it waited");
+    }
+    assert!(client.inner.state().calls.is_empty());
+    assert!(core.messages.try_recv().is_err(), "a refused call sends nothing");
 }
 
 #[tokio::test]

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use pawl_shared::protocol::{EngineMessage, Value};
+use pawl_shared::protocol::{EngineMessage, EventKind, Value};
 
 use super::harness::{Harness, STEP, config};
+use crate::engine::EngineConfig;
+use crate::scheduler::SchedulerConfig;
 
 #[test]
 fn calls_are_answered() {
@@ -26,6 +28,51 @@ fn calls_are_answered() {
     }
     harness.fill();
     insta::assert_snapshot!(harness.told());
+}
+
+/// While a step is in flight no pause is reached, and all who asked for one wait.
+#[test]
+fn pauses_beyond_the_bound_are_refused() {
+    let mut harness = Harness::new(config(1), 1);
+    harness.add(0, "a", &[1, 2, 3, 4, 5], 4);
+    harness.fill();
+    harness.told();
+    let keep = || vec![Value::Text("keep".into()), Value::Bool(true)];
+    (0..64).for_each(|_| harness.call(0, "pause_generation", keep()));
+    harness.fill();
+    assert_eq!(harness.told(), "");
+    harness.call(0, "pause_generation", keep());
+    harness.fill();
+    let refused = harness.told();
+    assert!(refused.contains("64 calls already wait for the pause"), "{refused}");
+    harness.finish_step();
+    harness.fill();
+    assert_eq!(harness.told().matches("Ok(").count(), 64);
+}
+
+/// A request that is preempted again and again in the middle of its prompt has nobody to tell: the
+/// first events are kept, which intervals are computed from.
+#[test]
+fn events_that_wait_to_be_told_are_bounded() {
+    let parts =
+        SchedulerConfig { max_num_batched_tokens: 4, max_num_seqs: 4, ..config(1).scheduler };
+    let mut harness = Harness::new(EngineConfig { scheduler: parts, ..config(1) }, 1);
+    let prompt: Vec<u32> = (0..12).collect();
+    harness.add(0, "a", &prompt, 1);
+    for _ in 0..40 {
+        harness.fill();
+        let running_too = vec![Value::Bool(true), Value::Bool(false)];
+        harness.call(0, "reset_prefix_cache", running_too);
+        harness.finish_step();
+    }
+    harness.run_until_idle();
+    let outputs = harness.frames.iter().filter_map(|(_, message)| match message {
+        EngineMessage::Step { outputs, .. } => Some(outputs),
+        _ => None,
+    });
+    let events: Vec<_> = outputs.flatten().flat_map(|output| &output.events).collect();
+    assert_eq!(events.len(), 64);
+    assert_eq!((events[0].kind, events[1].kind), (EventKind::Queued, EventKind::Scheduled));
 }
 
 /// Two requests run, with `depth` steps in flight, when the cache is reset; what they are told.

@@ -192,6 +192,24 @@ fn there_are_eight_taps_at_most_and_frontends_beside_them() {
 }
 
 #[test]
+fn there_are_256_clients_at_most_and_a_handshake_that_does_not_fit_starts_again() {
+    let now = ManualClock::at(1_000_000_000).now();
+    let mut core = CoreRendezvous::new(0, HeartbeatConfig::default(), now);
+    let _ = core.handle(now, CoreInput::Ready);
+    for nth in 0..256 {
+        let name = format!("f{nth}");
+        assert_eq!(answer(&mut core, &name, &name), None);
+    }
+    let refused = answer(&mut core, "A", "alice");
+    assert_eq!(refused.as_deref(), Some("the core serves 256 frontends already"));
+    let (inputs, outputs) = (vec!["ipc:///in".into()], vec!["ipc:///out".into()]);
+    let init = core.handle(now, CoreInput::Init { dialer: 0, inputs, outputs });
+    assert!(matches!(init[..], [CoreAction::HandshakeAgain { dialer: 0 }]), "{init:?}");
+    let _ = core.handle(now, CoreInput::ControlGone { from: peer("f3") });
+    assert_eq!(answer(&mut core, "A", "alice"), None);
+}
+
+#[test]
 fn where_only_taps_are_served_a_frontend_is_sent_to_the_core() {
     let now = ManualClock::at(1_000_000_000).now();
     let mut core = CoreRendezvous::new(0, HeartbeatConfig::default(), now).taps_only();
