@@ -5,6 +5,7 @@
 //! the layers keep of a block lies together, so that memory, which comes in huge pages, is taken
 //! for the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::arena::{Arena, Buffer};
@@ -127,32 +128,51 @@ impl KvCache {
         let (dim, bytes) = (self.attention.head_dim, self.dtype.bytes());
         let (page, lane) = (offset / PAGE, offset % PAGE);
         for head in 0..self.attention.kv_heads {
-            let keys = self.page_at(layer, false, block, head, page);
+            let keys = self.page_at(layer, false, block, head, page) + lane * bytes;
             let values = self.page_at(layer, true, block, head, page) + lane * dim * bytes;
-            let heads = head * dim..(head + 1) * dim;
-            for (i, (k, v)) in k[heads.clone()].iter().zip(&v[heads]).enumerate() {
-                let (key, value) = (keys + (i * PAGE + lane) * bytes, values + i * bytes);
+            let of_head = head * dim..(head + 1) * dim;
+            let (k, v) = (k[of_head.clone()].as_chunks().0, v[of_head].as_chunks().0);
+            for (chunk, (k, v)) in k.iter().zip(v).enumerate() {
+                let keys = keys + chunk * PAGE * PAGE * bytes;
+                let values = values + chunk * PAGE * bytes;
                 // SAFETY: these bytes are this token's alone, by the caller's promise.
-                let (key, value) = unsafe {
-                    (self.bytes.slice_mut(key, bytes), self.bytes.slice_mut(value, bytes))
-                };
-                match self.dtype {
-                    KvDtype::F16 => {
-                        key.copy_from_slice(&f16::from_f32(*k).to_le_bytes());
-                        value.copy_from_slice(&f16::from_f32(*v).to_le_bytes());
-                    }
-                    KvDtype::BF16 => {
-                        key.copy_from_slice(&bf16::from_f32(*k).to_le_bytes());
-                        value.copy_from_slice(&bf16::from_f32(*v).to_le_bytes());
-                    }
-                    KvDtype::F32 => {
-                        key.copy_from_slice(&k.to_le_bytes());
-                        value.copy_from_slice(&v.to_le_bytes());
+                unsafe {
+                    match self.dtype {
+                        KvDtype::F16 => self.place(narrow::<f16>(k), narrow(v), keys, values),
+                        KvDtype::BF16 => self.place(narrow::<bf16>(k), narrow(v), keys, values),
+                        KvDtype::F32 => self.place(*k, *v, keys, values),
                     }
                 }
             }
         }
     }
+
+    /// Sixteen values of a key, one in each of as many columns, and of a value, side by side, from
+    /// those bytes on.
+    ///
+    /// # Safety
+    /// As for [`KvCache::write`].
+    unsafe fn place<T: Copy>(&self, k: [T; PAGE], v: [T; PAGE], keys: usize, values: usize) {
+        let bytes = size_of::<T>();
+        // SAFETY: the places are inside (asserted), aligned as all pages are, and this token's.
+        unsafe {
+            let to = self.bytes.pointer(keys, keys + ((PAGE - 1) * PAGE + 1) * bytes).cast::<T>();
+            for (i, k) in k.into_iter().enumerate() {
+                to.add(i * PAGE).write(k);
+            }
+            self.bytes.pointer(values, values + PAGE * bytes).cast::<[T; PAGE]>().write(v);
+        }
+    }
+}
+
+/// Rounded to half as many bits, by the machine's own conversion where it has one.
+fn narrow<T: Copy + Default>(wide: &[f32; PAGE]) -> [T; PAGE]
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut narrow = [T::default(); PAGE];
+    narrow.convert_from_f32_slice(wide);
+    narrow
 }
 
 #[cfg(test)]
