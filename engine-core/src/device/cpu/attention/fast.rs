@@ -1,4 +1,5 @@
-//! The fast twins: a group is widened once, then several queries share each load of it.
+//! The fast twins. Where few queries share a group, as in a decode, they multiply it as it is
+//! stored; where many do, it is widened once, and they share each load of that.
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
@@ -65,6 +66,16 @@ pub fn soften_avx2(seen: &[usize], scores: &mut [Scores], largest: &mut [f32], t
     unsafe { soften::<Avx2>(seen, scores, largest, total) }
 }
 
+/// Columns of each page of a group.
+type Columns<'a, C> = [&'a [C]; GROUP_PAGES];
+
+/// As they are stored. Instead of pages that nobody sees there is the first, whose columns then do
+/// no harm.
+fn stored<'a, C: Column>(pages: &[&'a [u8]]) -> Columns<'a, C> {
+    let first = pages.first().copied().unwrap_or_default();
+    std::array::from_fn(|page| bytemuck::cast_slice(pages.get(page).copied().unwrap_or(first)))
+}
+
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
@@ -119,25 +130,47 @@ const _: () = assert!(GROUP_PAGES.is_multiple_of(PAGES));
 /// The features of `L`.
 #[inline(always)]
 unsafe fn scores<L: Lanes>(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mut [Scores]) {
-    let dim = group.head_dim;
     // SAFETY: the caller's promise.
-    unsafe { widen::<L>(group, group.keys, wide) };
-    let calls = group.seen.len().div_ceil(L::QUERIES);
+    unsafe {
+        if group.seen.len() > L::QUERIES {
+            widen::<L>(group, group.keys, wide);
+            let keys =
+                |page| bytemuck::cast_slice(&wide[page * group.head_dim..][..group.head_dim]);
+            return scores_of::<L, F32>(group, &std::array::from_fn(keys), out);
+        }
+        match group.dtype {
+            KvDtype::F16 => scores_of::<L, F16>(group, &stored(group.keys), out),
+            KvDtype::BF16 => scores_of::<L, BF16>(group, &stored(group.keys), out),
+            KvDtype::F32 => scores_of::<L, F32>(group, &stored(group.keys), out),
+        }
+    }
+}
+
+/// # Safety
+/// The features of `L`.
+#[inline(always)]
+unsafe fn scores_of<L: Lanes, C: Column>(
+    group: &Group<'_>,
+    keys: &Columns<'_, C>,
+    out: &mut [Scores],
+) {
+    let dim = group.head_dim;
     let queries = group.q.chunks(L::QUERIES * dim).zip(group.seen.chunks(L::QUERIES));
+    let calls = group.seen.len().div_ceil(L::QUERIES);
     for (call, ((q, seen), out)) in queries.zip(out.chunks_mut(L::QUERIES)).enumerate() {
         fetch(group.values, call, calls);
         let pages = seen.iter().max().map_or(0, |seen| seen.div_ceil(PAGE));
         for first in (0..pages).step_by(PAGES) {
-            let keys = &wide[first * dim..][..PAGES * dim];
+            let keys = keys[first..].first_chunk().expect("whole PAGES");
             // SAFETY: the caller's promise.
             unsafe {
                 match seen.len() {
-                    6 if L::QUERIES >= 6 => page_scores::<L, 6>(keys, q, first, out),
-                    5 if L::QUERIES >= 5 => page_scores::<L, 5>(keys, q, first, out),
-                    4 if L::QUERIES >= 4 => page_scores::<L, 4>(keys, q, first, out),
-                    3 if L::QUERIES >= 3 => page_scores::<L, 3>(keys, q, first, out),
-                    2 => page_scores::<L, 2>(keys, q, first, out),
-                    _ => page_scores::<L, 1>(keys, q, first, out),
+                    6 if L::QUERIES >= 6 => page_scores::<L, C, 6>(keys, q, first, out),
+                    5 if L::QUERIES >= 5 => page_scores::<L, C, 5>(keys, q, first, out),
+                    4 if L::QUERIES >= 4 => page_scores::<L, C, 4>(keys, q, first, out),
+                    3 if L::QUERIES >= 3 => page_scores::<L, C, 3>(keys, q, first, out),
+                    2 => page_scores::<L, C, 2>(keys, q, first, out),
+                    _ => page_scores::<L, C, 1>(keys, q, first, out),
                 }
             }
         }
@@ -149,14 +182,14 @@ unsafe fn scores<L: Lanes>(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mu
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn page_scores<L: Lanes, const R: usize>(
-    keys: &[[f32; PAGE]],
+unsafe fn page_scores<L: Lanes, C: Column, const R: usize>(
+    keys: &[&[C]; PAGES],
     q: &[f32],
     first: usize,
     out: &mut [Scores],
 ) {
-    let dim = keys.len() / PAGES;
-    let keys: [&[[f32; PAGE]]; PAGES] = std::array::from_fn(|page| &keys[page * dim..][..dim]);
+    let dim = q.len() / R;
+    let keys: [&[C]; PAGES] = std::array::from_fn(|page| &keys[page][..dim]);
     let q: [&[f32]; R] = std::array::from_fn(|r| &q[r * dim..][..dim]);
     // SAFETY: the features are the caller's promise.
     unsafe {
@@ -165,7 +198,7 @@ unsafe fn page_scores<L: Lanes, const R: usize>(
             for d in 0..dim {
                 let mut key = [L::splat(0.0); PAGES];
                 unrolled!(page of [0 1 2 3] below PAGES, {
-                    key[page] = L::load(&keys[page][d], part);
+                    key[page] = keys[page][d].load::<L>(part);
                 });
                 unrolled!(r of [0 1 2 3 4 5] below R, {
                     let q = L::splat(q[r][d]);
@@ -240,52 +273,85 @@ unsafe fn values<L: Lanes>(
     weights: &[Scores],
     out: &mut [f32],
 ) {
-    let columns = group.head_dim / PAGE;
     // SAFETY: the caller's promise.
-    unsafe { widen::<L>(group, group.values, wide) };
+    unsafe {
+        if group.seen.len() > L::QUERIES {
+            widen::<L>(group, group.values, wide);
+            return values_of::<L, F32>(group, &[bytemuck::cast_slice(wide)], weights, out);
+        }
+        match group.dtype {
+            KvDtype::F16 => values_of::<L, F16>(group, &stored(group.values), weights, out),
+            KvDtype::BF16 => values_of::<L, BF16>(group, &stored(group.values), weights, out),
+            KvDtype::F32 => values_of::<L, F32>(group, &stored(group.values), weights, out),
+        }
+    }
+}
+
+/// `values` are stretches of positions that follow one another.
+///
+/// # Safety
+/// The features of `L`.
+#[inline(always)]
+unsafe fn values_of<L: Lanes, C: Column>(
+    group: &Group<'_>,
+    values: &[&[C]],
+    weights: &[Scores],
+    out: &mut [f32],
+) {
+    let columns = group.head_dim / PAGE;
     let queries = group.seen.chunks(L::QUERIES).zip(weights.chunks(L::QUERIES));
-    let calls = group.seen.len().div_ceil(L::QUERIES);
     let out = out.as_chunks_mut::<PAGE>().0;
+    let calls = group.seen.len().div_ceil(L::QUERIES);
     let of_calls = queries.zip(out.chunks_mut(L::QUERIES * columns)).enumerate();
     for (call, ((seen, weights), out)) in of_calls {
         fetch(group.next_keys, call, calls);
         let count = seen.iter().max().copied().unwrap_or(0);
-        let rows = &wide[..count * columns];
         let mut first = 0;
         while first < columns {
-            // SAFETY: the features are the caller's promise.
+            let place = Place { columns, first, count };
+            // SAFETY: the caller's promise.
             first += unsafe {
                 if columns - first >= 4 {
-                    slice::<L, 4>(rows, columns, weights, out, first)
+                    slice::<L, C, 4>(values, place, weights, out)
                 } else {
-                    slice::<L, 1>(rows, columns, weights, out, first)
+                    slice::<L, C, 1>(values, place, weights, out)
                 }
             };
         }
     }
 }
 
-/// W columns of 16 dimensions, from column `first` on.
+/// What [`sum`] takes of the values of a group.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Registers of 16 dimensions that a position has.
+    columns: usize,
+    /// Of these, the first that is meant.
+    first: usize,
+    /// Positions, from the first of the group on.
+    count: usize,
+}
+
+/// W columns of 16 dimensions, from column `place.first` on.
 ///
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn slice<L: Lanes, const W: usize>(
-    rows: &[[f32; PAGE]],
-    columns: usize,
+unsafe fn slice<L: Lanes, C: Column, const W: usize>(
+    values: &[&[C]],
+    place: Place,
     weights: &[Scores],
     out: &mut [[f32; PAGE]],
-    first: usize,
 ) -> usize {
     // SAFETY: the features are the caller's promise.
     unsafe {
         match weights.len() {
-            6 if L::QUERIES >= 6 => sum::<L, W, 6>(rows, columns, weights, out, first),
-            5 if L::QUERIES >= 5 => sum::<L, W, 5>(rows, columns, weights, out, first),
-            4 if L::QUERIES >= 4 => sum::<L, W, 4>(rows, columns, weights, out, first),
-            3 if L::QUERIES >= 3 => sum::<L, W, 3>(rows, columns, weights, out, first),
-            2 => sum::<L, W, 2>(rows, columns, weights, out, first),
-            _ => sum::<L, W, 1>(rows, columns, weights, out, first),
+            6 if L::QUERIES >= 6 => sum::<L, C, W, 6>(values, place, weights, out),
+            5 if L::QUERIES >= 5 => sum::<L, C, W, 5>(values, place, weights, out),
+            4 if L::QUERIES >= 4 => sum::<L, C, W, 4>(values, place, weights, out),
+            3 if L::QUERIES >= 3 => sum::<L, C, W, 3>(values, place, weights, out),
+            2 => sum::<L, C, W, 2>(values, place, weights, out),
+            _ => sum::<L, C, W, 1>(values, place, weights, out),
         }
     }
     W
@@ -296,30 +362,36 @@ unsafe fn slice<L: Lanes, const W: usize>(
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn sum<L: Lanes, const W: usize, const R: usize>(
-    rows: &[[f32; PAGE]],
-    columns: usize,
+unsafe fn sum<L: Lanes, C: Column, const W: usize, const R: usize>(
+    values: &[&[C]],
+    place: Place,
     weights: &[Scores],
     out: &mut [[f32; PAGE]],
-    first: usize,
 ) {
-    let weights: [&[f32]; R] = std::array::from_fn(|r| weights[r].as_flattened());
+    let Place { columns, first, count } = place;
     // SAFETY: the features are the caller's promise.
     unsafe {
         unrolled!(part of [0 1] below L::PARTS, {
             let mut acc = [[L::splat(0.0); W]; R];
-            for (position, row) in rows.chunks_exact(columns).enumerate().take(PAGE * GROUP_PAGES) {
-                let row: &[[f32; PAGE]; W] = row[first..].first_chunk().expect("W columns left");
-                let mut value = [L::splat(0.0); W];
-                unrolled!(w of [0 1 2 3] below W, {
-                    value[w] = L::load(&row[w], part);
-                });
-                unrolled!(r of [0 1 2 3 4 5] below R, {
-                    let weight = L::splat(weights[r][position]);
+            let mut left = count;
+            for values in values {
+                let positions = (values.len() / columns).min(left);
+                let weights: [&[f32]; R] =
+                    std::array::from_fn(|r| &weights[r].as_flattened()[count - left..]);
+                left -= positions;
+                for (at, row) in values.chunks_exact(columns).enumerate().take(positions) {
+                    let row: &[C; W] = row[first..].first_chunk().expect("W columns left");
+                    let mut value = [L::splat(0.0); W];
                     unrolled!(w of [0 1 2 3] below W, {
-                        acc[r][w] = L::fma(value[w], weight, acc[r][w]);
+                        value[w] = row[w].load::<L>(part);
                     });
-                });
+                    unrolled!(r of [0 1 2 3 4 5] below R, {
+                        let weight = L::splat(weights[r][at]);
+                        unrolled!(w of [0 1 2 3] below W, {
+                            acc[r][w] = L::fma(value[w], weight, acc[r][w]);
+                        });
+                    });
+                }
             }
             for (acc, out) in acc.iter().zip(out.chunks_exact_mut(columns)) {
                 for (acc, out) in acc.iter().zip(&mut out[first..]) {
