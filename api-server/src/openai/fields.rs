@@ -217,12 +217,12 @@ fn check_bytes(name: &str, bytes: usize, bytes_max: usize) -> Result<(), ApiErro
 /// A value that is a whole number within `range`.
 pub fn integer_of(name: &str, value: &Value, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
     let refuse = || {
-        let (from, to) = (range.start(), range.end());
         let shown = excerpt(value);
-        Err(ApiError::invalid(
-            name,
-            format!("must be a whole number from {from} to {to}, got {shown}"),
-        ))
+        let allowed = match (range.start(), range.end()) {
+            (only, same) if only == same => only.to_string(),
+            (from, to) => format!("a whole number from {from} to {to}"),
+        };
+        Err(ApiError::invalid(name, format!("must be {allowed}, got {shown}")))
     };
     let Value::Number(number) = value else { return refuse() };
     // A client may write 2.0 for 2: beyond 2^53 a float no longer names one whole number.

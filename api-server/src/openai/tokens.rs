@@ -43,6 +43,11 @@ impl TokenizeRequest {
         let add_special_tokens = fields.boolean("add_special_tokens")?;
         let return_token_strs = fields.flag("return_token_strs", false)?;
         let (input, special_default) = match body.prompt {
+            Some(_) if fields.value("messages").is_some() => {
+                let text =
+                    "cannot stand beside prompt; send a text as prompt, or a chat as messages";
+                return Err(ApiError::invalid("messages", text));
+            }
             Some(RawPrompt::Text(text)) => (TokenizeInput::Text(text), true),
             Some(_) => return Err(ApiError::invalid("prompt", "must be one text")),
             // The template has written the special tokens already.

@@ -113,6 +113,8 @@ async fn the_small_routes() {
             "/tokenize",
             r#"{"messages":[{"role":"user","content":"Hi"}],"add_generation_prompt":false}"#,
         ),
+        ("/tokenize", r#"{"prompt":"Hi","messages":[{"role":"user","content":"Hi"}]}"#),
+        ("/tokenize", r#"{"prompt":"Hi","messages":null}"#),
         ("/detokenize", r#"{"tokens":[257,72,105]}"#),
         ("/detokenize", r#"{"tokens":[]}"#),
     ] {
