@@ -11,10 +11,13 @@ use pawl_engine_core::device::cpu::measure::{Machine, MachineFigures};
 use pawl_engine_core::device::cpu::profile::Part;
 use pawl_engine_core::runner::cpu::{CpuConfig, CpuRunner};
 use pawl_engine_core::step::Progress;
-use pawl_shared::model_card::GgufFile;
+use pawl_shared::model_card::{GgufFile, ModelCard};
 use serde_json::json;
 
 use crate::cli::KvCacheDtype;
+
+/// Tokens of a sequence: as many as the longest context there is.
+const TOKENS_MAX: i64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
 pub struct BenchStepArgs {
@@ -22,18 +25,19 @@ pub struct BenchStepArgs {
     pub model: Option<String>,
     /// Requests that decode together
     #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch_size: u32,
     /// Tokens of each before the first step that counts
     #[arg(long, value_name = "TOKENS", default_value_t = 256,
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=TOKENS_MAX))]
     pub context: u32,
     /// Decode steps that count
     #[arg(long, value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=TOKENS_MAX))]
     pub decode_steps: u32,
     /// Tokens of the prompts that are timed; 0 times none
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512,
+          value_parser = clap::value_parser!(u32).range(..=TOKENS_MAX))]
     pub prefill: u32,
     /// Prompts that count
     #[arg(long, value_name = "N", default_value_t = 5,
@@ -96,6 +100,13 @@ fn load(args: &BenchStepArgs, bench: StepBench) -> anyhow::Result<CpuRunner> {
     let path = crate::model::resolve_model(args.model.as_deref())?;
     let file = GgufFile::open(&path)?;
     let sequence = (bench.context + bench.decode_steps).max(bench.prefill);
+    if let Some(own) = ModelCard::from_gguf(&file).ok().map(|card| card.max_model_len) {
+        anyhow::ensure!(
+            sequence <= own,
+            "the model was made for up to {own} tokens: lower --context, which --decode-steps are \
+             added to, or --prefill"
+        );
+    }
     crate::cli::warn_of_threads(args.threads);
     let mut config = CpuConfig {
         threads: args.threads,

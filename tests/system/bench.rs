@@ -1,9 +1,11 @@
 //! The load generator: what it says must be what the server counted.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Frontend, Run, wait_for};
+use crate::harness::{Frontend, PATIENCE, Run, wait_for};
 
 const MOCK: [&str; 4] = ["--runner", "mock", "--mock-step-ms", "2"];
 
@@ -137,6 +139,73 @@ fn a_signal_ends_it_and_what_was_seen_is_told() {
     assert!(process.log().contains("stopped: the figures are of"), "{}", process.log());
     assert!(process.log().contains("Requests failed                                         0"));
     wait_for("no request left", || (server.scrape().running() == 0.0).then_some(()));
+}
+
+/// A server that takes connections and answers the first of its `answers`, and then nothing.
+fn half_dead(answers: &'static [&'static str]) -> (String, std::sync::mpsc::Receiver<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (asked, was_asked) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let mut answers = answers.iter();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // Kept open until the test's process ends.
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let asked = asked.clone();
+            let answer = answers.next().copied();
+            std::thread::spawn(move || {
+                let mut line = String::new();
+                while reader.read_line(&mut line).unwrap_or(0) > 2 {
+                    line.clear();
+                }
+                match answer {
+                    Some(body) => {
+                        let length = body.len();
+                        let head = "HTTP/1.1 200 OK\r\nConnection: close";
+                        let _ = write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}");
+                    }
+                    None => {
+                        let _ = asked.try_send(());
+                        let _ = reader.read_line(&mut line);
+                    }
+                }
+            });
+        }
+    });
+    (url, was_asked)
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_not_waited_for_longer_than_asked() {
+    let run = Run::new();
+    let (url, _asked) = half_dead(&[]);
+    let args = ["bench", "serve", "--base-url", &url, "--ready-check-timeout-sec", "1"];
+    let mut process = run.pawl("bench", &args);
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(process.log().contains("does not answer"), "{}", process.log());
+}
+
+#[test]
+fn a_signal_ends_it_also_while_prompts_are_made() {
+    let run = Run::new();
+    let (url, asked) = half_dead(&[r#"{"data": [{"id": "m"}]}"#]);
+    let mut process = run.pawl("bench", &["bench", "serve", "--base-url", &url]);
+    asked.recv_timeout(PATIENCE).unwrap();
+    process.signal(Signal::SIGINT);
+    assert_eq!(process.wait().code(), Some(1));
+}
+
+#[test]
+fn prompts_that_memory_could_not_hold_are_refused() {
+    let run = Run::new();
+    let mut process = run.pawl("bench", &["bench", "serve", "--num-prompts", "1000000"]);
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(
+        process.log().contains("--random-input-len are 1024000000 tokens"),
+        "{}",
+        process.log()
+    );
 }
 
 #[test]

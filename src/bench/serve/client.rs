@@ -58,7 +58,11 @@ impl Client {
     ///
     /// # Errors
     /// When these are no address and no headers.
-    pub fn new(base: &str, headers: &[String], api_key: Option<&str>) -> anyhow::Result<Self> {
+    pub fn new(
+        base: &str,
+        headers: &[(String, String)],
+        api_key: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| format!("--base-url {base}"))?;
         ensure!(
@@ -71,10 +75,8 @@ impl Client {
             let value = HeaderValue::from_str(&format!("Bearer {key}"));
             map.insert(AUTHORIZATION, value.context("--api-key is no text for a header")?);
         }
-        for header in headers {
-            let (name, value) =
-                header.split_once('=').with_context(|| format!("--header {header}: KEY=VALUE"))?;
-            let named = || format!("--header {header}");
+        for (name, value) in headers {
+            let named = || format!("--header {name}");
             let name: HeaderName = name.parse().with_context(named)?;
             map.insert(name, HeaderValue::from_str(value).with_context(named)?);
         }

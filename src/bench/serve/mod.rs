@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use pawl_api_server::chat_template::strftime;
@@ -29,6 +29,12 @@ use report::{Goal, Metric, Report, Wanted};
 
 /// Between two tries to reach a server that is not ready.
 const TRY_EVERY: Duration = Duration::from_millis(500);
+/// How long a server may take to name its models, if no longer time was given.
+const TRY_PATIENCE: Duration = Duration::from_secs(2);
+/// Tokens of a made-up prompt's parts, and of an answer: as many as the longest context there is.
+const TOKENS_MAX: i64 = 1 << 20;
+/// Tokens of all made-up prompts together, which are held in memory: 1 GiB.
+const PROMPT_TOKENS_MAX: u64 = 1 << 28;
 
 /// `--backend`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -108,10 +114,12 @@ pub struct BenchServeArgs {
     )]
     pub api_key: Option<String>,
     /// More headers, as x-name=value; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., help_heading = "Server")]
-    pub header: Vec<String>,
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair,
+          help_heading = "Server")]
+    pub header: Vec<(String, String)>,
     /// How long to wait for the server to be ready; 0 tries once
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Server")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Server",
+          value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub ready_check_timeout_sec: u64,
 
     /// Where prompts come from
@@ -130,28 +138,25 @@ pub struct BenchServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub num_prompts: u32,
     /// Requests that are sent before, and not counted
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Requests")]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Requests",
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub num_warmups: u32,
     /// Prompt tokens of a made-up request, besides --random-prefix-len
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        default_value_t = 1024,
-        alias = "input-len",
-        help_heading = "Requests"
-    )]
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, alias = "input-len",
+          help_heading = "Requests", value_parser = clap::value_parser!(u32).range(..=TOKENS_MAX))]
     pub random_input_len: u32,
     /// Tokens to generate
     #[arg(long, value_name = "TOKENS", default_value_t = 128, help_heading = "Requests",
           aliases = ["output-len", "custom-output-len"],
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=TOKENS_MAX))]
     pub random_output_len: u32,
     /// Lengths are drawn from so far below and above, as a share
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share,
           help_heading = "Requests")]
     pub random_range_ratio: f64,
     /// Tokens that all made-up prompts begin with
-    #[arg(long, value_name = "TOKENS", default_value_t = 0, help_heading = "Requests")]
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, help_heading = "Requests",
+          value_parser = clap::value_parser!(u32).range(..=TOKENS_MAX))]
     pub random_prefix_len: u32,
     /// Generate as many tokens as asked for, whatever the model says
     #[arg(long, help_heading = "Requests")]
@@ -217,8 +222,9 @@ pub struct BenchServeArgs {
     #[arg(long, help_heading = "Result")]
     pub label: Option<String>,
     /// More fields of the result, as key=value; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., help_heading = "Result")]
-    pub metadata: Vec<String>,
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair,
+          help_heading = "Result")]
+    pub metadata: Vec<(String, String)>,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -226,9 +232,15 @@ fn share(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "write a number from 0 to below 1".into())
 }
 
+/// Not less, so that the time between two requests is one that can be waited for.
 fn positive(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0);
-    value.ok_or_else(|| "write a number above 0, or inf".into())
+    let value = text.parse::<f64>().ok().filter(|value| *value >= 0.001);
+    value.ok_or_else(|| "write a number of at least 0.001, or inf".into())
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').ok_or("write KEY=VALUE")?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -246,7 +258,14 @@ fn object(text: &str) -> Result<Map<String, Value>, String> {
 /// # Errors
 /// When the server cannot be reached, or the result cannot be written.
 pub fn run(args: BenchServeArgs) -> anyhow::Result<ExitCode> {
-    ensure!(args.burstiness.is_finite(), "--burstiness inf: leave --request-rate at a fixed rate");
+    ensure!(args.burstiness.is_finite(), "--burstiness inf: write a number; 1000 is even enough");
+    let prompt = u64::from(args.random_prefix_len) + u64::from(args.random_input_len);
+    let tokens = prompt * (u64::from(args.num_prompts) + u64::from(args.num_warmups));
+    ensure!(
+        args.dataset_name != Dataset::Random || tokens <= PROMPT_TOKENS_MAX,
+        "--num-prompts and --num-warmups of --random-prefix-len and --random-input-len are \
+         {tokens} tokens, at most {PROMPT_TOKENS_MAX} are made: lower one of them"
+    );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(bench(&args))
 }
@@ -255,40 +274,17 @@ async fn bench(args: &BenchServeArgs) -> anyhow::Result<ExitCode> {
     let shutdown = pawl_shared::shutdown::on_signal()?;
     let base = match &args.base_url {
         Some(url) => url.clone(),
+        None if args.host.contains(':') => format!("http://[{}]:{}", args.host, args.port),
         None => format!("http://{}:{}", args.host, args.port),
     };
     let client = Client::new(&base, &args.header, args.api_key.as_deref())?;
-    let named = tokio::select! {
-        named = ready(&client, args.ready_check_timeout_sec) => named,
+    let mut random = Random::new(args.seed);
+    let (load, asks) = tokio::select! {
+        prepared = prepare(args, client, &base, &mut random) => prepared?,
         () = shutdown.requested() => return Ok(ExitCode::FAILURE),
     };
-    let model = match (args.model.clone(), named) {
-        (Some(model), _) => model,
-        (None, named) => named.with_context(|| format!("no server answers at {base}"))?,
-    };
-    let mut random = Random::new(args.seed);
-    let count = args.num_prompts + args.num_warmups;
-    let asks = match (args.dataset_name, &args.dataset_path) {
-        (Dataset::Custom, Some(path)) => prompts::custom(path, count, args.random_output_len)?,
-        (Dataset::Custom, None) => anyhow::bail!("--dataset-name custom needs --dataset-path"),
-        (Dataset::Random, _) => {
-            let lengths = Lengths {
-                prefix: args.random_prefix_len,
-                input: args.random_input_len,
-                output: args.random_output_len,
-                range_ratio: args.random_range_ratio,
-            };
-            let as_text = args.backend.kind() == Kind::Chat;
-            prompts::random(&client, count, lengths, as_text, &mut random).await?
-        }
-    };
-    let (warmups, asks) = asks.split_at(args.num_warmups as usize);
-    let load = Load { args, client, model: model.clone() };
-    for ask in warmups {
-        load.send(ask, Duration::ZERO).await;
-    }
     let started = Instant::now();
-    let (outcomes, stopped) = load.put_on(asks, started, &mut random, &shutdown).await?;
+    let (outcomes, stopped) = load.put_on(&asks, started, &mut random, &shutdown).await?;
     let wanted = Wanted {
         metrics: args.percentile_metrics.clone(),
         percentiles: args.metric_percentiles.clone(),
@@ -300,19 +296,55 @@ async fn bench(args: &BenchServeArgs) -> anyhow::Result<ExitCode> {
     }
     write!(std::io::stdout().lock(), "{}", report.text())?;
     if args.save_result {
-        save(args, &model, &report)?;
+        save(args, &load.model, &report)?;
     }
     let good = report.failed() == 0 && !stopped;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Waits until the server names its models.
+/// Waits for the server, makes the prompts and sends those that warm it up; the others are left.
+async fn prepare<'a>(
+    args: &'a BenchServeArgs,
+    client: Client,
+    base: &str,
+    random: &mut Random,
+) -> anyhow::Result<(Load<'a>, Vec<Ask>)> {
+    let named = ready(&client, args.ready_check_timeout_sec).await;
+    let model = match (args.model.clone(), named) {
+        (Some(model), _) => model,
+        (None, named) => named.with_context(|| format!("no server answers at {base}"))?,
+    };
+    let count = args.num_prompts + args.num_warmups;
+    let mut asks = match (args.dataset_name, &args.dataset_path) {
+        (Dataset::Custom, Some(path)) => prompts::custom(path, count, args.random_output_len)?,
+        (Dataset::Custom, None) => bail!("--dataset-name custom needs --dataset-path"),
+        (Dataset::Random, _) => {
+            let lengths = Lengths {
+                prefix: args.random_prefix_len,
+                input: args.random_input_len,
+                output: args.random_output_len,
+                range_ratio: args.random_range_ratio,
+            };
+            let as_text = args.backend.kind() == Kind::Chat;
+            prompts::random(&client, count, lengths, as_text, random).await?
+        }
+    };
+    let load = Load { args, client, model };
+    for ask in asks.drain(..args.num_warmups as usize) {
+        load.send(&ask, Duration::ZERO).await;
+    }
+    Ok((load, asks))
+}
+
+/// Waits until the server names its models. One try is given [`TRY_PATIENCE`] at least.
 async fn ready(client: &Client, patience_s: u64) -> anyhow::Result<String> {
     let until = Instant::now() + Duration::from_secs(patience_s);
     loop {
-        match client.first_model().await {
-            Err(_) if Instant::now() < until => tokio::time::sleep(TRY_EVERY).await,
-            named => return named,
+        let last = until.max(Instant::now() + TRY_PATIENCE);
+        match tokio::time::timeout_at(last.into(), client.first_model()).await {
+            Err(_) => bail!("it takes connections, but does not answer"),
+            Ok(Err(_)) if Instant::now() < until => tokio::time::sleep(TRY_EVERY).await,
+            Ok(named) => return named,
         }
     }
 }
@@ -445,9 +477,7 @@ fn save(args: &BenchServeArgs, model: &str, report: &Report<'_>) -> anyhow::Resu
     put("model_id", json!(model));
     put("tokenizer_id", json!(args.tokenizer.as_deref().unwrap_or(model)));
     put("num_prompts", json!(args.num_prompts));
-    for pair in &args.metadata {
-        let (key, value) =
-            pair.split_once('=').with_context(|| format!("--metadata {pair}: KEY=VALUE"))?;
+    for (key, value) in &args.metadata {
         put(key, json!(value));
     }
     put("request_rate", rate.clone());
