@@ -146,7 +146,10 @@ fn config(args: &ApiServerArgs) -> anyhow::Result<FrontendConfig> {
         heartbeat: flags.heartbeat()?,
         api_keys: flags.api_key.clone(),
         allowed_origins: flags.allowed_origins.clone(),
-        limits: HttpLimits { connections_max: flags.max_connections, ..settings.limits.clone() },
+        limits: HttpLimits {
+            connections_max: usize::try_from(flags.max_connections)?,
+            ..settings.limits.clone()
+        },
         ..settings
     })
 }

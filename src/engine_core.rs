@@ -156,8 +156,8 @@ fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
     let default = MockConfig::default();
     Ok(MockConfig {
         script: Some(&flags.mock_script).filter(|s| !s.is_empty()).map(|s| Script(s[..].into())),
-        step_base: Duration::from_secs_f64(flags.mock_step_ms.max(0.0) / 1e3),
-        step_per_token: Duration::from_secs_f64(flags.mock_token_us.max(0.0) / 1e6),
+        step_base: Duration::from_secs_f64(flags.mock_step_ms / 1e3),
+        step_per_token: Duration::from_secs_f64(flags.mock_token_us / 1e6),
         num_blocks: flags.num_gpu_blocks_override.unwrap_or(default.num_blocks),
         block_size: flags.block_size,
         eos_at: flags.mock_eos_at,

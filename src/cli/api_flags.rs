@@ -47,7 +47,8 @@ pub struct ApiFlags {
     )]
     pub max_logprobs: u32,
     /// Most answers to one prompt (`n`)
-    #[arg(long, value_name = "N", default_value_t = 128, env = "PAWL_MAX_N", help_heading = "API")]
+    #[arg(long, value_name = "N", default_value_t = 128, env = "PAWL_MAX_N", help_heading = "API",
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub max_n: u32,
     /// Role of the messages in chat answers
     #[arg(

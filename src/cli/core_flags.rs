@@ -76,7 +76,7 @@ pub struct CoreFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<Count>,
     /// Seed for requests that bring none [default: drawn at start]
-    #[arg(long, env = "PAWL_SEED", help_heading = "Model")]
+    #[arg(long, env = "PAWL_SEED", help_heading = "Model", value_parser = seed)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// Instruction set of the CPU kernels: scalar, avx2 or avx512 [default: the best there is]
@@ -214,22 +214,12 @@ pub struct CoreFlags {
     pub watermark: f64,
 
     /// Time a mock step takes, besides its tokens
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 0.0,
-        env = "PAWL_MOCK_STEP_MS",
-        help_heading = "Mock runner"
-    )]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, env = "PAWL_MOCK_STEP_MS",
+          help_heading = "Mock runner", value_parser = mock_time)]
     pub mock_step_ms: f64,
     /// Time each token adds to a mock step
-    #[arg(
-        long,
-        value_name = "US",
-        default_value_t = 0.0,
-        env = "PAWL_MOCK_TOKEN_US",
-        help_heading = "Mock runner"
-    )]
+    #[arg(long, value_name = "US", default_value_t = 0.0, env = "PAWL_MOCK_TOKEN_US",
+          help_heading = "Mock runner", value_parser = mock_time)]
     pub mock_token_us: f64,
     /// Token ids that every mock answer goes round in, as 300,301,302 [default: made up]
     #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1..,
@@ -262,6 +252,20 @@ fn model_len(text: &str) -> Result<Count, String> {
 fn share(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..1.0).contains(value));
     value.ok_or_else(|| "write a number from 0 to below 1".into())
+}
+
+/// A time of the mock runner, in milliseconds or microseconds: what tests call a hang is shorter.
+fn mock_time(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=1e7).contains(value));
+    value.ok_or_else(|| "write a number from 0 to 10000000".into())
+}
+
+/// `--seed`
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| {
+        "write a whole number from 0 to 18446744073709551615, or leave it out for one that is drawn"
+            .to_owned()
+    })
 }
 
 /// Compute threads at most: no machine has more processors that would help one model, and each

@@ -10,7 +10,7 @@ const OTHERS: [&str; 1] = ["PAWL_CACHE_DIR"];
 const OF_TESTS: [&str; 2] = ["PAWL_TEST_", "PAWL_SIM_"];
 
 /// Most letters that a slip of the pen changes.
-const SLIPS_MAX: usize = 3;
+pub(super) const SLIPS_MAX: usize = 3;
 
 /// A warning for each `PAWL_…` variable that nothing reads.
 pub fn unknown_variables(
@@ -52,7 +52,7 @@ fn known() -> BTreeSet<String> {
 }
 
 /// Letters that must be put in, taken out or changed to make `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
+pub(super) fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.bytes().enumerate() {
         let mut diagonal = row[0];

@@ -46,14 +46,9 @@ pub struct FrontendFlags {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_origins: Vec<String>,
     /// Open connections; one more waits to be accepted
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 16384,
-        env = "PAWL_MAX_CONNECTIONS",
-        help_heading = "Server"
-    )]
-    pub max_connections: usize,
+    #[arg(long, value_name = "N", default_value_t = 16384, env = "PAWL_MAX_CONNECTIONS",
+          help_heading = "Server", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
     /// Seconds without a sign of progress from the core after which new requests are refused
     #[arg(long, value_name = "SECONDS", default_value = "10", env = "PAWL_ENGINE_HANG_TIMEOUT",
           value_parser = timeout, help_heading = "Server")]

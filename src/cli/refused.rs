@@ -1,11 +1,14 @@
 //! Flags of `vllm serve` that Pawl knows but does not have. Most are refused by name, with the way
-//! out, rather than as a spelling mistake. What asks for nothing, or for what Pawl does anyway, is
-//! left out with a warning: a start script need not break for it.
+//! out, rather than as a spelling mistake, and so are names that are almost one of them. What asks
+//! for nothing, or for what Pawl does anyway, is left out with a warning: a start script need not
+//! break for it.
 
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{Command, Error};
+
+use super::environment::{SLIPS_MAX, distance};
 
 /// What becomes of a flag.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -222,6 +225,9 @@ pub const FOREIGN: &[(&str, Answer, &str)] = &[
     ("--additional-config --kv-sharing-fast-prefill", Refused, "Pawl has nothing like it"),
 ];
 
+/// Shorter names are too like one another to guess at.
+const NAME_LETTERS_MIN: usize = 8;
+
 /// Subcommands that take vLLM's flags.
 pub const SERVING: [&str; 4] = ["serve", "engine-core", "api-server", "batch"];
 
@@ -265,6 +271,15 @@ pub fn sift(command: &Command, args: Vec<OsString>) -> Result<Sifted, Error> {
         };
         let foreign = serving.filter(|name_of| !is_ours(command, name_of, &name));
         let Some((known, answer, way_out)) = foreign.and_then(|_| find(&name)) else {
+            if let Some(name_of) = foreign
+                && let Some((meant, way_out)) = meant(command, name_of, &name)
+            {
+                refused += &format!(
+                    "`pawl {name_of}` has no {name}, and not vLLM's {meant}, if that is meant: \
+                     {way_out}\n"
+                );
+                continue;
+            }
             sifted.args.push(match value {
                 Some(value) => format!("{name}={value}").into(),
                 None => name.into(),
@@ -297,11 +312,30 @@ pub fn sift(command: &Command, args: Vec<OsString>) -> Result<Sifted, Error> {
     Ok(sifted)
 }
 
-fn is_ours(command: &Command, subcommand: &str, name: &str) -> bool {
+/// The flags of a subcommand, without their dashes.
+fn ours<'a>(command: &'a Command, subcommand: &str) -> impl Iterator<Item = &'a str> {
     let owner = command.find_subcommand(subcommand);
     let all = command.get_arguments().chain(owner.into_iter().flat_map(Command::get_arguments));
-    let long = name.strip_prefix("--");
-    long.is_some_and(|long| all.into_iter().any(|arg| arg.get_long() == Some(long)))
+    // Added only when the command line is read.
+    all.filter_map(clap::Arg::get_long).chain(["help", "version"])
+}
+
+fn is_ours(command: &Command, subcommand: &str, name: &str) -> bool {
+    name.strip_prefix("--").is_some_and(|long| ours(command, subcommand).any(|own| own == long))
+}
+
+/// The flag of vLLM that `name` almost is, or is the beginning of, if it is further from all of
+/// ours; and the way out. Where one of ours is as near, clap says so.
+fn meant(command: &Command, subcommand: &str, name: &str) -> Option<(&'static str, &'static str)> {
+    let long = name.strip_prefix("--").filter(|long| long.len() >= NAME_LETTERS_MIN)?;
+    let slips = |known: &str| if known.starts_with(long) { 1 } else { distance(long, known) };
+    let own = ours(command, subcommand).map(slips).min()?;
+    let (slips, known, way_out) = FOREIGN
+        .iter()
+        .flat_map(|(names, _, way_out)| names.split_whitespace().map(move |name| (name, way_out)))
+        .filter_map(|(known, way_out)| Some((slips(known.strip_prefix("--")?), known, *way_out)))
+        .min()?;
+    (slips <= SLIPS_MAX && slips < own).then_some((known, way_out))
 }
 
 /// The flag of vLLM that `name` is: itself, a part of it (`--x.y`), or `--no-x`, which switches off

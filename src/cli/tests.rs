@@ -115,6 +115,10 @@ fn what_a_start_script_of_vllm_says_is_taken_left_out_or_refused_by_name() {
         "--model m",
         "-- --dtype",
         "--max-num-sequences 2",
+        "--max-model-length 2",
+        "--tensor-paralel-size 2",
+        "--tensor-parallel 2",
+        "--gpu-mem-utilization 0.9",
         "--port 1 --port 2",
         "--api-key= --port 1",
         "--max-model-len auto",
@@ -124,11 +128,19 @@ fn what_a_start_script_of_vllm_says_is_taken_left_out_or_refused_by_name() {
         "--served-model-name=",
         "--max-num-queued-reqs 0",
         "--watermark 1",
+        "--mock-step-ms 1e300",
+        "--mock-step-ms -1",
+        "--max-n 0",
+        "--max-connections 0",
         "--log-level chatty",
         "--log-level info,pawl::request=warn",
         "--log-level info,,=",
     ];
     insta::assert_snapshot!(told.map(sifted).join("\n"));
+    let version = parse(&["serve", "--version"]).unwrap_err();
+    assert!(version.contains(env!("CARGO_PKG_VERSION")), "not taken for --revision: {version}");
+    let near = parse(&["serve", "--max-model-length", "5"]).unwrap_err();
+    assert!(near.contains("a similar argument exists: '--max-model-len'"), "{near}");
     let error = parse(&["serve", "-tp", "2", "--dtype", "bfloat16"]).unwrap_err();
     assert!(error.contains("-tp") && error.contains("--dtype"), "all that is refused: {error}");
 }
@@ -188,6 +200,30 @@ fn a_core_that_is_elsewhere_takes_no_flags_here() {
     parse(&[&elsewhere[..], &["--scheduling-policy", "priority"]].concat()).unwrap();
     let error = parse(&["serve", "--advertise", "here"]).unwrap_err();
     assert!(error.contains("--await-core"), "{error}");
+}
+
+/// What would end in an overflow, or in an error after an hour of load.
+#[test]
+fn figures_of_a_bench_are_bounded() {
+    for flags in [
+        "serve --num-warmups 4294967295",
+        "serve --random-input-len 4294967295",
+        "serve --random-prefix-len 4294967295",
+        "serve --random-output-len 4294967295",
+        "serve --ready-check-timeout-sec 18446744073709551615",
+        "serve --request-rate 1e-300",
+        "serve --burstiness 1e-300",
+        "serve --header x",
+        "serve --metadata x",
+        "step --batch-size 4294967295",
+        "step --context 4294967295",
+        "step --decode-steps 4294967295",
+        "step --prefill 4294967295",
+    ] {
+        let words: Vec<&str> = flags.split(' ').collect();
+        let error = parse(&[&["bench"], &words[..]].concat()).unwrap_err();
+        assert!(error.contains("invalid value") && error.contains(words[1]), "{flags}: {error}");
+    }
 }
 
 #[test]
