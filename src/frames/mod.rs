@@ -55,9 +55,6 @@ enum Action {
 /// # Errors
 /// When a process cannot be reached, or a file not be read or written.
 pub fn run(args: FramesArgs) -> anyhow::Result<ExitCode> {
-    if let Action::Decode(args) = &args.action {
-        return decode::run(args);
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match args.action {

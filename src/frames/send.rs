@@ -78,8 +78,15 @@ pub struct SendArgs {
 pub async fn run(args: &SendArgs) -> anyhow::Result<ExitCode> {
     let shutdown = pawl_shared::shutdown::on_signal()?;
     let core = find::core(args.core.as_ref())?;
-    let mut client = CoreClient::join(&core, args.wait).await?;
-    let model = learn_model(&mut client, args).await?;
+    let joined = async {
+        let mut client = CoreClient::join(&core, args.wait).await?;
+        let model = learn_model(&mut client, args).await?;
+        anyhow::Ok((client, model))
+    };
+    let (mut client, model) = tokio::select! {
+        joined = joined => joined?,
+        () = shutdown.requested() => return Ok(ExitCode::FAILURE),
+    };
     let request = request(&mut client, args, model.as_ref())?;
     let id = request.request_id.clone();
     let mut shown = Shown::new(args, model.map(|(_, tokenizer)| tokenizer), &request);

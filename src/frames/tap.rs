@@ -276,7 +276,8 @@ impl Total {
         let Self { seen, bytes, missed, .. } = self;
         let gaps = match self.links {
             0 | 1 => String::new(),
-            links => format!(", and whatever passed while not connected ({} times)", links - 1),
+            2 => ", and whatever passed while not connected, once".into(),
+            links => format!(", and whatever passed while not connected, {} times", links - 1),
         };
         format!("{seen} messages of {bytes} bytes in {seconds:.1} s; {missed} missed{gaps}")
     }
@@ -348,7 +349,7 @@ mod tests {
         let now = Stamp::from_nanos(1);
         assert_eq!(total.text(now), "0 messages of 0 bytes in 0.0 s; 11 missed");
         total.joined();
-        let end = "; 11 missed, and whatever passed while not connected (1 times)";
+        let end = "; 11 missed, and whatever passed while not connected, once";
         assert!(total.text(now).ends_with(end), "{}", total.text(now));
     }
 }

@@ -24,7 +24,7 @@ use self::recorded::{Finish, Gathered, Outcome, Recorded};
 use super::client::{CoreClient, Incoming};
 use super::{output, recording};
 
-/// Bytes of a client's id that are kept in the new wire id.
+/// Letters of a client's id that are kept in the new wire id.
 const EXTERNAL_ID_CHARS_MAX: usize = 64;
 
 #[derive(Debug, Args)]
@@ -44,8 +44,9 @@ pub struct ReplayArgs {
     #[arg(long)]
     aborts: bool,
     /// Take at most so many requests of the recording
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
-    max_requests: usize,
+    #[arg(long, value_name = "N", default_value_t = 100_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    max_requests: u32,
     /// Give up when nothing comes for so long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = super::seconds)]
     timeout: Duration,
@@ -91,8 +92,11 @@ impl Speed {
 /// No recording, no core, or output that cannot be written.
 pub async fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let shutdown = pawl_shared::shutdown::on_signal()?;
-    let requests = gather(&args.file, args.max_requests)?;
-    let client = CoreClient::join(&args.core, args.wait).await?;
+    let requests = gather(&args.file, args.max_requests as usize)?;
+    let client = tokio::select! {
+        client = CoreClient::join(&args.core, args.wait) => client?,
+        () = shutdown.requested() => return Ok(ExitCode::FAILURE),
+    };
     let began = Instant::now();
     let total = requests.len();
     let mut replay = Replay {

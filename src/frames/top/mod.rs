@@ -54,7 +54,10 @@ pub struct TopArgs {
 pub async fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let shutdown = pawl_shared::shutdown::on_signal()?;
     let core = find::core(args.core.as_ref())?;
-    let client = CoreClient::join(&core, args.wait).await?;
+    let client = tokio::select! {
+        client = CoreClient::join(&core, args.wait) => client?,
+        () = shutdown.requested() => return Ok(ExitCode::SUCCESS),
+    };
     let is_live = !args.once && !args.json && std::io::stdout().is_terminal();
     if is_live {
         output::write(BEGIN.as_bytes())?;
@@ -75,7 +78,7 @@ struct Top<'a> {
     args: &'a TopArgs,
     core: Address,
     client: CoreClient,
-    /// The answer before, and when it came.
+    /// The look before, and when its answer came.
     last: Option<(Stamp, Json)>,
     is_live: bool,
 }
@@ -92,7 +95,7 @@ impl Top<'_> {
             let shown = match self.look().await {
                 Ok(snapshot) => self.show(&snapshot, None)?,
                 Err(error) => {
-                    let known = self.last.as_ref().map_or(Json::Null, |(_, status)| status.clone());
+                    let known = self.last.as_ref().map_or(Json::Null, |(_, look)| look.clone());
                     let shown = self.show(&known, Some(&format!("{error:#}")))?;
                     self.wait_for_core().await;
                     shown
@@ -113,12 +116,12 @@ impl Top<'_> {
         let now = SystemClock.now();
         let rates =
             self.last.as_ref().and_then(|(then, before)| rates(before, &status, now.since(*then)));
-        self.last = Some((now, status.clone()));
         if let Some(map) = status.as_object_mut() {
             map.insert("rates".into(), rates.unwrap_or_default());
             map.insert("core".into(), self.core.to_string().into());
             map.insert("own_client".into(), self.client.client.into());
         }
+        self.last = Some((now, status.clone()));
         Ok(status)
     }
 
@@ -145,11 +148,7 @@ impl Top<'_> {
 
     fn show(&self, snapshot: &Json, trouble: Option<&str>) -> anyhow::Result<bool> {
         if self.args.json {
-            let mut snapshot = snapshot.clone();
-            if let (Some(why), Some(map)) = (trouble, snapshot.as_object_mut()) {
-                map.insert("trouble".into(), why.into());
-            }
-            return output::line(&snapshot.to_string());
+            return output::line(&with_trouble(snapshot, trouble).to_string());
         }
         let size = self.is_live.then(terminal_size::terminal_size).flatten();
         let rows = size.map_or(usize::MAX, |(_, height)| usize::from(height.0));
@@ -158,6 +157,13 @@ impl Top<'_> {
         let before = if self.is_live { REDRAW } else { "" };
         output::write(format!("{before}{screen}").as_bytes())
     }
+}
+
+/// The snapshot, which is null where nothing was ever heard, and what is wrong.
+fn with_trouble(snapshot: &Json, trouble: Option<&str>) -> Json {
+    let mut all = snapshot.as_object().cloned().unwrap_or_default();
+    all.extend(trouble.map(|why| ("trouble".to_owned(), why.into())));
+    all.into()
 }
 
 /// What happened between two looks, a second or a step.
@@ -189,6 +195,14 @@ fn rates(before: &Json, now: &Json, span: Duration) -> Option<Json> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trouble_is_told_whether_anything_was_heard_before_or_not() {
+        assert_eq!(with_trouble(&json!({"steps": 1}), None), json!({"steps": 1}));
+        let known = with_trouble(&json!({"steps": 1}), Some("it hangs"));
+        assert_eq!(known, json!({"steps": 1, "trouble": "it hangs"}));
+        assert_eq!(with_trouble(&Json::Null, Some("it hangs")), json!({"trouble": "it hangs"}));
+    }
 
     #[test]
     fn rates_are_what_grew_by_time_and_by_step() {

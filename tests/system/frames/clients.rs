@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{
     body, complete, json_lines, mock_core, output, printed, refused, status, tapping, text,
 };
-use crate::harness::{Run, wait_for};
+use crate::harness::{PATIENCE, Run, wait_for};
 
 #[test]
 fn any_method_can_be_called() {
@@ -165,6 +165,48 @@ fn top_tells_frontends_requests_cache_and_steps() {
     }
     assert!(!shown.contains('\x1b'), "{shown:?}");
     streams.clear();
+}
+
+/// Somebody listens there who is no core: what waits to be let in can still be stopped.
+#[test]
+fn a_signal_ends_the_wait_for_a_core() {
+    let run = Run::new();
+    let core = std::os::unix::net::UnixListener::bind(run.path("core")).unwrap();
+    let (knocked, knocks) = std::sync::mpsc::sync_channel(16);
+    std::thread::spawn(move || {
+        for knock in core.incoming() {
+            // What comes again and again while nobody looks is dropped.
+            let _ = knocked.try_send(knock);
+        }
+    });
+    let address = run.core_address();
+    let recording = run.path("one.frames").display().to_string();
+    let one_request = || {
+        let folder = Run::new();
+        let _core = mock_core(&folder, &[]);
+        let frontend = folder.frontend("api", &[]);
+        let mut recorder = tapping(
+            &folder,
+            "record",
+            &["record", &folder.core_address(), &recording, "--kind", "add", "--count", "1"],
+        );
+        complete(&frontend, &body("a", &json!({})));
+        assert!(recorder.wait().success(), "{}", recorder.log());
+    };
+    one_request();
+    for (name, args) in [
+        ("top", &["top", &address][..]),
+        ("send", &["send", &address, "--token-ids", "1"]),
+        ("replay", &["replay", &recording, &address]),
+    ] {
+        let mut process = run.pawl(name, &[&["frames"], args, &["--wait", "3600"]].concat());
+        // Then it listens for signals.
+        let _knock = knocks.recv_timeout(PATIENCE).unwrap();
+        process.signal(Signal::SIGINT);
+        process.wait();
+        assert!(process.log().contains("SIGINT: stopping"), "{name}: {}", process.log());
+        while knocks.try_recv().is_ok() {}
+    }
 }
 
 /// Without a terminal it goes on line by line, and lives through the end of its core.
