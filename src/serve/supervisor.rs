@@ -141,20 +141,19 @@ impl Supervisor {
     pub async fn stop(&mut self, role: Role, patience: Duration, shutdown: &Shutdown) {
         self.desk = None;
         self.signal(role, Signal::SIGTERM);
-        let mut patience = patience;
-        tokio::select! {
+        let given = tokio::select! {
             () = self.all_ended(role) => return,
-            () = tokio::time::sleep(patience) => {}
-            () = shutdown.hurried() => patience = HURRIED_GRACE,
-        }
-        if patience == HURRIED_GRACE {
-            self.signal(role, Signal::SIGQUIT);
-            if tokio::time::timeout(patience, self.all_ended(role)).await.is_ok() {
-                return;
+            () = tokio::time::sleep(patience) => patience,
+            () = shutdown.hurried() => {
+                self.signal(role, Signal::SIGQUIT);
+                if tokio::time::timeout(HURRIED_GRACE, self.all_ended(role)).await.is_ok() {
+                    return;
+                }
+                HURRIED_GRACE
             }
-        }
+        };
         for child in self.living(role) {
-            tracing::warn!("{} did not stop within {patience:?}: killing it", child.name());
+            tracing::warn!("{} did not stop within {given:?}: killing it", child.name());
             child.signal(Signal::SIGKILL);
         }
         self.all_ended(role).await;
