@@ -22,6 +22,7 @@ mod identity;
 mod joining;
 mod ledger;
 mod lifecycle;
+mod model;
 mod operators;
 mod prometheus;
 mod python;

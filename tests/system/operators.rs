@@ -126,3 +126,37 @@ fn what_makes_no_sense_is_refused_and_clients_cannot_ask_at_all() {
         (answer.status == 200).then_some(())
     });
 }
+
+/// Each mode says what becomes of a stream that runs, and is reached when the answer says so.
+#[test]
+fn a_pause_ends_what_runs_or_waits_for_its_end() {
+    let run = Run::new();
+    let _core = run.mock_core(&["--mock-step-ms", "10"]);
+    let frontend = run.frontend("api", &[]);
+    for (path, tokens, ends) in [
+        ("/pause", 5000, "abort"),
+        ("/pause?mode=wait", 60, "wait"),
+        ("/sleep?level=0&mode=abort", 5000, "abort"),
+        ("/sleep?level=1&mode=wait", 60, "wait"),
+    ] {
+        let mut stream = frontend.http.stream("/v1/completions", &long(tokens));
+        assert!(stream.next().is_some());
+        let reached = order(frontend.admin, path);
+        assert_eq!(reached.status, 200, "{path}: {}", reached.text());
+        let last = stream.rest().pop().unwrap();
+        match ends {
+            "abort" => assert_eq!(last["error"]["code"], "engine_paused", "{path}: {last}"),
+            _ => assert_eq!(last["choices"][0]["finish_reason"], "length", "{path}: {last}"),
+        }
+        assert_eq!(stream.is_done(), ends == "wait", "{path}");
+        assert_eq!(told(frontend.admin, "/is_paused", "is_paused"), true, "{path}");
+        let sleeps = path.starts_with("/sleep");
+        assert_eq!(told(frontend.admin, "/is_sleeping", "is_sleeping"), sleeps, "{path}");
+        let again = if sleeps { "/wake_up" } else { "/resume" };
+        assert_eq!(order(frontend.admin, again).status, 200, "{path}");
+        assert_eq!(told(frontend.admin, "/is_paused", "is_paused"), false, "{path}");
+    }
+    let page = frontend.scrape();
+    let ended = |reason| page.sum("vllm:request_success_total", &[("finished_reason", reason)]);
+    assert_eq!((ended("abort"), ended("length")), (2.0, 2.0));
+}
