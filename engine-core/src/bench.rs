@@ -9,7 +9,7 @@ use crate::device::cpu::profile::Part;
 use crate::runner::cpu::CpuRunner;
 use crate::step::{
     BlockId, BlockTableUpdate, NewRequest, Progress, RequestKey, Runner, RunnerError,
-    ScheduledRequest, StepPlan,
+    ScheduledRequest, StepPlan, StepResult,
 };
 
 /// What to measure.
@@ -91,13 +91,15 @@ struct Driver<'a, R: Runner + ?Sized> {
     step: u64,
     key: u64,
     sampling: Arc<SamplingParams>,
+    result: StepResult,
 }
 
 impl<'a, R: Runner + ?Sized> Driver<'a, R> {
     fn new(runner: &'a mut R) -> Self {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let progress = Progress::default();
-        Self { runner, progress, step: 0, key: 0, sampling: Arc::new(sampling) }
+        let (sampling, result) = (Arc::new(sampling), StepResult::default());
+        Self { runner, progress, step: 0, key: 0, sampling, result }
     }
 
     /// A request of `len` arbitrary tokens, whole, in blocks from `first_block` on that also hold
@@ -127,7 +129,7 @@ impl<'a, R: Runner + ?Sized> Driver<'a, R> {
         self.step += 1;
         plan.step = self.step;
         let (started, cpu) = (Instant::now(), cpu_time());
-        self.runner.execute(&plan, &self.progress)?;
+        self.runner.execute(&plan, &self.progress, &mut self.result)?;
         Ok((started.elapsed(), cpu_time().saturating_sub(cpu)))
     }
 

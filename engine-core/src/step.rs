@@ -97,16 +97,16 @@ pub struct TokenLogprobs {
 pub struct Sampled {
     /// Which request.
     pub key: RequestKey,
-    /// One token; more once drafts are accepted.
-    pub tokens: Vec<u32>,
-    /// One per token, if the request asked for logprobs.
-    pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// The token.
+    pub token: u32,
+    /// If the request asked for them.
+    pub logprobs: Option<TokenLogprobs>,
     /// NaNs in the row of logits; such a request is ended with an error.
     pub num_nans: u32,
 }
 
 /// What came of a [`StepPlan`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StepResult {
     /// The plan's number.
     pub step: u64,
@@ -142,11 +142,17 @@ pub trait Runner: Send {
     /// Sizes, known once loaded.
     fn spec(&self) -> RunnerSpec;
 
-    /// Runs one step to its end.
+    /// Runs one step to its end, and overwrites `result`: that of an earlier step, whose memory is
+    /// used again, or an empty one.
     ///
     /// # Errors
     /// A failure of the device or of an invariant: the core dies of it, loudly.
-    fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError>;
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        result: &mut StepResult,
+    ) -> Result<(), RunnerError>;
 }
 
 /// Why a runner could not go on.

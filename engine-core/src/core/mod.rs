@@ -63,6 +63,7 @@ pub async fn run(config: CoreConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     // Both hold the steps in flight, of which there are never more than the depth.
     let (plans, plans_to_run) = crossbeam_channel::bounded(depth_max);
     let (results_in, results) = crossbeam_channel::bounded(depth_max);
+    let (spent, spent_results) = crossbeam_channel::bounded(depth_max);
 
     let (bound, is_bound) = oneshot::channel();
     let io_channels = IoChannels {
@@ -81,8 +82,12 @@ pub async fn run(config: CoreConfig, shutdown: Shutdown) -> anyhow::Result<()> {
         return join(io_thread).await.and(Err(anyhow::anyhow!("the io thread ended early")));
     }
 
-    let runner_channels =
-        RunnerChannels { loaded: loaded_in, plans: plans_to_run, results: results_in };
+    let runner_channels = RunnerChannels {
+        loaded: loaded_in,
+        plans: plans_to_run,
+        results: results_in,
+        spent: spent_results,
+    };
     let runner_thread = {
         let (config, progress) = (config.clone(), Arc::clone(&progress));
         spawn("runner", move || {
@@ -90,7 +95,7 @@ pub async fn run(config: CoreConfig, shutdown: Shutdown) -> anyhow::Result<()> {
             Ok(())
         })?
     };
-    let engine_channels = EngineChannels { inbox, inbox_space, plans, results, out };
+    let engine_channels = EngineChannels { inbox, inbox_space, plans, results, spent, out };
     let engine_thread = spawn("engine", move || {
         let outcome = catch_panic("running the engine", || {
             engine_thread(&config, &engine_channels, &loaded, ready, progress)

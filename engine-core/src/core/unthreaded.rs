@@ -73,6 +73,7 @@ impl UnthreadedCore {
         let (inbox, inbox_of_engine) = crossbeam_channel::bounded(inbox_max);
         let (plans_in, plans) = crossbeam_channel::bounded(depth);
         let (_, results) = crossbeam_channel::bounded(depth);
+        let (spent, _) = crossbeam_channel::bounded(depth);
         let (out_in, out) = mpsc::channel(OUT_MAX);
         let mut io = Io::new(IoContext {
             engine_index: config.engine_index,
@@ -85,6 +86,7 @@ impl UnthreadedCore {
             inbox_space: Arc::new(Notify::new()),
             plans: plans_in,
             results,
+            spent,
             out: out_in,
         };
         let running = None;
@@ -170,7 +172,7 @@ impl UnthreadedCore {
     pub fn end_step(&mut self) -> anyhow::Result<Vec<Sent>> {
         let Some(result) = self.running.take() else { return Ok(Vec::new()) };
         self.show_progress();
-        driver::collect(&mut self.engine, &self.channels, &result)?;
+        driver::collect(&mut self.engine, &self.channels, result)?;
         self.io.hand_over_held(&self.inbox);
         Ok(self.sent())
     }

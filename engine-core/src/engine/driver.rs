@@ -23,6 +23,8 @@ pub(crate) struct EngineChannels {
     pub plans: Sender<StepPlan>,
     /// From the runner.
     pub results: Receiver<anyhow::Result<StepResult>>,
+    /// To the runner, results that have been read. What finds no room is dropped.
+    pub spent: Sender<StepResult>,
     /// To the io thread. When it is full the engine waits: the io thread only encodes and queues,
     /// so it is never behind for long.
     pub out: tokio::sync::mpsc::Sender<Batch>,
@@ -51,7 +53,7 @@ pub(crate) fn run(
         }
         match wait(engine, channels, clock)? {
             Woken::Message(message) => engine.handle(message),
-            Woken::Result(result) => collect(engine, channels, &result?)?,
+            Woken::Result(result) => collect(engine, channels, result?)?,
             Woken::Deadline => {}
         }
     }
@@ -72,11 +74,13 @@ pub(crate) fn turn(engine: &mut Engine, channels: &EngineChannels) -> anyhow::Re
 pub(crate) fn collect(
     engine: &mut Engine,
     channels: &EngineChannels,
-    result: &StepResult,
+    result: StepResult,
 ) -> anyhow::Result<()> {
     // An abort that has arrived while the step ran must keep its tokens from going out.
     drain_inbox(engine, channels);
-    engine.complete(result)?;
+    engine.complete(&result)?;
+    // A runner that is gone needs no memory.
+    let _ = channels.spent.try_send(result);
     flush(engine, channels)
 }
 

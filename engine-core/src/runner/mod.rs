@@ -31,6 +31,8 @@ pub(crate) struct RunnerChannels<C> {
     pub plans: Receiver<StepPlan>,
     /// One for each plan. Never full: its bound is the depth, and so many plans are in flight.
     pub results: Sender<anyhow::Result<StepResult>>,
+    /// Results that have been read: their memory is used again, so that a step allocates none.
+    pub spent: Receiver<StepResult>,
 }
 
 /// The life of the runner thread: load, tell, execute until the plans end or a step fails.
@@ -54,8 +56,11 @@ pub(crate) fn run<C>(
     };
     for plan in &channels.plans {
         let step = plan.step;
-        let result =
-            catch_panic("running a step", || runner.execute(&plan, progress).map_err(Into::into));
+        let result = catch_panic("running a step", || {
+            let mut result = channels.spent.try_recv().unwrap_or_default();
+            runner.execute(&plan, progress, &mut result)?;
+            Ok(result)
+        });
         let failed = result.is_err();
         if failed {
             tracing::error!(step, "the runner failed");

@@ -32,7 +32,9 @@ impl Scheduler {
     /// that are still to come, or there is nothing to do.
     pub fn schedule(&mut self, now: Stamp) -> StepPlan {
         let budget = self.token_budget();
-        let mut step = Step { now, budget, preempted: false, plan: StepPlan::default() };
+        let scheduled = Vec::with_capacity(self.running.len());
+        let plan = StepPlan { scheduled, ..StepPlan::default() };
+        let mut step = Step { now, budget, preempted: false, plan };
         // Decodes come first, so that no long prompt of somebody better ranked can hold up a
         // stream for longer than the one step whose size is bounded.
         self.continue_running(Turn::Last, &mut step);

@@ -23,7 +23,8 @@ impl Scheduler {
         assert_eq!(planned.num_samples, result.sampled.len(), "each sampling request is answered");
         self.speed.record(planned.num_tokens, result.execute);
         self.last_step_tokens = planned.num_tokens;
-        let outputs = result.sampled.iter().filter_map(|sampled| self.fold(sampled)).collect();
+        let mut outputs = Vec::with_capacity(result.sampled.len());
+        outputs.extend(result.sampled.iter().filter_map(|sampled| self.fold(sampled)));
         self.assert_invariants();
         outputs
     }
@@ -67,7 +68,7 @@ impl Scheduler {
     }
 }
 
-/// Appends what was sampled to the request and to its output, up to the token that ends it.
+/// Appends what was sampled to the request and to its output.
 fn append(
     request: &mut Request,
     sampled: &Sampled,
@@ -86,20 +87,11 @@ fn append(
         });
         return Some((FinishReason::Error, None));
     }
-    assert!(!sampled.tokens.is_empty(), "{:?} sampled no token", sampled.key);
-    let mut finish = None;
-    for token in &sampled.tokens {
-        output.new_token_ids.push(*token);
-        finish = request.append(*token);
-        if finish.is_some() {
-            break;
-        }
-    }
-    let kept = output.new_token_ids.len();
-    output.new_logprobs = sampled.logprobs.as_ref().map(|rows| LogprobsLists {
-        token_ids: rows.iter().take(kept).map(|row| row.token_ids.clone()).collect(),
-        logprobs: rows.iter().take(kept).map(|row| row.logprobs.clone()).collect(),
-        ranks: rows.iter().take(kept).map(|row| row.sampled_rank).collect(),
+    output.new_token_ids = vec![sampled.token];
+    output.new_logprobs = sampled.logprobs.as_ref().map(|row| LogprobsLists {
+        token_ids: vec![row.token_ids.clone()],
+        logprobs: vec![row.logprobs.clone()],
+        ranks: vec![row.sampled_rank],
     });
-    finish
+    request.append(sampled.token)
 }

@@ -217,7 +217,7 @@ impl CpuDevice {
             threads: own.into_iter().map(thread_state).collect(),
             kv,
             rope: config.rope,
-            attention: attention::plan::Plan::default(),
+            attention: attention::plan::Plan::new(TOKENS_MAX),
             partials: arena.buffer(partials, attention::plan::PARTIALS_MAX),
             team: Team::new(threads),
             _arenas: vec![weights_arena, arena],

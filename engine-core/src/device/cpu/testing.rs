@@ -1,9 +1,15 @@
 //! Random numbers and random weights for tests of kernels.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
 use half::f16;
 use pawl_shared::model_card::GgmlType;
 
+use super::CpuDevice;
 use super::isa::Isa;
+use crate::device::TensorId;
 
 /// A small generator: the same numbers for the same seed, everywhere.
 pub struct Random(pub u64);
@@ -88,5 +94,63 @@ pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
     for (i, (a, b)) in found.iter().zip(expected).enumerate() {
         let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
         assert!(same, "{what}: value {i} is {a:e}, expected {b:e}");
+    }
+}
+
+/// The allocator of the tests of this crate: the system's, and counts for threads that ask for it.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+static COUNTED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+
+// SAFETY: all memory is the system allocator's; counting touches none of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNTED.fetch_add(u64::from(COUNTS.get()), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNTED.fetch_add(u64::from(COUNTS.get()), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+/// Allocations so far of the threads that count.
+pub fn allocations_counted() -> u64 {
+    COUNTED.load(Ordering::SeqCst)
+}
+
+/// Counts this thread's allocations from now on, or no longer.
+pub fn count_allocations(counts: bool) {
+    COUNTS.set(counts);
+}
+
+impl CpuDevice {
+    /// From now on the allocations of this thread and of all workers are counted.
+    pub fn count_allocations_of_all_threads(&mut self, any: TensorId) {
+        let threads = self.num_threads();
+        let there = AtomicUsize::new(0);
+        // As many rows as threads, and nobody takes a second before all have one.
+        self.for_each_row(any, threads, &|_, _, _| {
+            count_allocations(true);
+            there.fetch_add(1, Ordering::SeqCst);
+            while there.load(Ordering::SeqCst) < threads {
+                std::thread::yield_now();
+            }
+        });
     }
 }

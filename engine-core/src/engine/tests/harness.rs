@@ -16,7 +16,7 @@ use super::super::{Batch, Engine, EngineConfig, Inbox, Outgoing};
 use crate::kv_cache::CacheConfig;
 use crate::runner::mock::{MockConfig, MockRunner, Script};
 use crate::scheduler::SchedulerConfig;
-use crate::step::{Progress, Runner, StepPlan};
+use crate::step::{Progress, Runner, StepPlan, StepResult};
 
 /// How long a step takes.
 pub const STEP: Duration = Duration::from_millis(10);
@@ -88,7 +88,8 @@ impl Harness {
     pub fn finish_step(&mut self) {
         let plan = self.plans.pop_front().expect("a step is in flight");
         self.clock.advance(STEP);
-        let mut result = self.runner.execute(&plan, &Progress::default()).unwrap();
+        let mut result = StepResult::default();
+        self.runner.execute(&plan, &Progress::default(), &mut result).unwrap();
         result.execute = STEP;
         self.engine.complete(&result).unwrap();
         self.collect_batch();

@@ -57,12 +57,8 @@ fn every_phase_of_a_step_is_timed() {
     ));
     let plan = engine.next_plan().unwrap();
     engine.take_batch();
-    let sampled = crate::step::Sampled {
-        key: plan.scheduled[0].key,
-        tokens: vec![5],
-        logprobs: None,
-        num_nans: 0,
-    };
+    let sampled =
+        crate::step::Sampled { key: plan.scheduled[0].key, token: 5, logprobs: None, num_nans: 0 };
     let result = StepResult { step: plan.step, sampled: vec![sampled], execute: STEP };
     engine.complete(&result).unwrap();
     let batch = engine.take_batch();

@@ -21,7 +21,7 @@ use pawl_shared::model_card::GgufFile;
 pub use config::{CpuConfig, KvCacheDtype, LoadError};
 use requests::Requests;
 
-use super::sampler::{self, Scratch};
+use super::sampler::{self, Choice, Scratch};
 use crate::device::cpu::profile::Profile;
 use crate::device::cpu::{CpuDevice, CpuDeviceConfig, Isa};
 use crate::device::{Batch, Device, Program, Sequence, TensorId};
@@ -49,12 +49,21 @@ pub struct CpuRunner {
     spec: RunnerSpec,
     requests: Requests,
     /// One for each thread.
-    scratch: Vec<Mutex<Scratch>>,
+    samplers: Vec<Mutex<ThreadSampler>>,
     rows: RowBuffers,
 }
 
-/// The rows of one run; kept for their capacity.
-#[derive(Debug, Default)]
+/// What a thread samples with, and what it has sampled in this run.
+#[derive(Debug)]
+struct ThreadSampler {
+    scratch: Scratch,
+    /// With the row in its group.
+    choices: Vec<(usize, Choice)>,
+}
+
+/// The rows of one run; kept for their capacity, which is that of the largest run from the start: a
+/// step allocates nothing.
+#[derive(Debug)]
 struct RowBuffers {
     tokens: Vec<u32>,
     sequences: Vec<Sequence>,
@@ -62,6 +71,8 @@ struct RowBuffers {
     /// Rows that sample, and the index of their request in the plan.
     sampling: Vec<(u32, usize)>,
     taken: Vec<u32>,
+    /// Of the rows taken.
+    choices: Vec<Option<Choice>>,
 }
 
 impl CpuRunner {
@@ -114,15 +125,21 @@ impl CpuRunner {
             max_model_len = sizes.max_model_len,
             "model loaded"
         );
+        let sampler = |_| {
+            Mutex::new(ThreadSampler {
+                scratch: Scratch::new(isa, plan.hyper.vocab_size),
+                choices: Vec::with_capacity(device.taken_max()),
+            })
+        };
         Ok(Self {
-            scratch: (0..device.num_threads()).map(|_| Mutex::new(Scratch::new(isa))).collect(),
+            samplers: (0..device.num_threads()).map(sampler).collect(),
+            rows: RowBuffers::for_runs(&device, spec),
             device,
             body: plan.body,
             head: plan.head,
             logits: plan.logits,
             spec,
             requests: Requests::new(spec),
-            rows: RowBuffers::default(),
         })
     }
 
@@ -181,26 +198,28 @@ impl CpuRunner {
             rows.taken.extend(group.iter().map(|&(row, _)| row));
             let batch = Batch { taken: &rows.taken, ..batch };
             self.device.run(&self.head, &batch, progress).map_err(device_failed)?;
-            let choices: Vec<_> = group.iter().map(|_| Mutex::new(None)).collect();
-            let (requests, scratch) = (&self.requests, &self.scratch);
+            let (requests, samplers) = (&self.requests, &self.samplers);
             self.device.for_each_row(self.logits, group.len(), &|thread, row, logits| {
                 let request = requests.get(plan.scheduled[group[row].1].key);
-                let mut scratch = scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+                let mut own = samplers[thread].lock().unwrap_or_else(PoisonError::into_inner);
                 let (params, history) = (&request.sampling, request.history());
-                let choice = sampler::sample(logits, params, history, request.seed, &mut scratch);
-                *choices[row].lock().unwrap_or_else(PoisonError::into_inner) = Some(choice);
+                let ThreadSampler { scratch, choices } = &mut *own;
+                let choice = sampler::sample(logits, params, history, request.seed, scratch);
+                choices.push((row, choice));
             });
-            for (choice, &(_, index)) in choices.into_iter().zip(group) {
-                let choice = choice.into_inner().unwrap_or_else(PoisonError::into_inner);
+            rows.choices.resize(group.len(), None);
+            for sampler in &mut self.samplers {
+                let sampler = sampler.get_mut().unwrap_or_else(PoisonError::into_inner);
+                for (row, choice) in sampler.choices.drain(..) {
+                    rows.choices[row] = Some(choice);
+                }
+            }
+            for (choice, &(_, index)) in rows.choices.drain(..).zip(group) {
                 let choice = choice.expect("every row of the group was sampled");
                 let key = plan.scheduled[index].key;
                 self.requests.push_token(key, choice.token);
-                sampled.push(Sampled {
-                    key,
-                    tokens: vec![choice.token],
-                    logprobs: choice.logprobs.map(|row| vec![row]),
-                    num_nans: choice.num_nans,
-                });
+                let Choice { token, logprobs, num_nans } = choice;
+                sampled.push(Sampled { key, token, logprobs, num_nans });
             }
         }
         progress.fetch_add(1, Ordering::Relaxed);
@@ -236,29 +255,49 @@ impl Runner for CpuRunner {
         self.spec
     }
 
-    fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        result: &mut StepResult,
+    ) -> Result<(), RunnerError> {
         let started = Instant::now();
         self.requests.apply(plan)?;
-        let mut sampled = Vec::new();
+        let sampled = &mut result.sampled;
+        sampled.clear();
         self.rows.clear();
         for (index, scheduled) in plan.scheduled.iter().enumerate() {
             let mut done = 0;
             while done < scheduled.num_tokens as usize {
                 done += self.collect(scheduled, index, done);
                 if self.rows.tokens.len() == self.device.tokens_max() {
-                    self.run_rows(plan, progress, &mut sampled)?;
+                    self.run_rows(plan, progress, sampled)?;
                     self.rows.clear();
                 }
             }
         }
         if !self.rows.tokens.is_empty() {
-            self.run_rows(plan, progress, &mut sampled)?;
+            self.run_rows(plan, progress, sampled)?;
         }
-        Ok(StepResult { step: plan.step, sampled, execute: started.elapsed() })
+        (result.step, result.execute) = (plan.step, started.elapsed());
+        Ok(())
     }
 }
 
 impl RowBuffers {
+    fn for_runs(device: &CpuDevice, spec: RunnerSpec) -> Self {
+        let (tokens, taken) = (device.tokens_max(), device.taken_max());
+        let blocks_of_a_row = spec.max_model_len.div_ceil(spec.block_size) as usize;
+        Self {
+            tokens: Vec::with_capacity(tokens),
+            sequences: Vec::with_capacity(tokens),
+            block_tables: Vec::with_capacity(tokens * blocks_of_a_row),
+            sampling: Vec::with_capacity(tokens),
+            taken: Vec::with_capacity(taken),
+            choices: Vec::with_capacity(taken),
+        }
+    }
+
     fn clear(&mut self) {
         self.tokens.clear();
         self.sequences.clear();

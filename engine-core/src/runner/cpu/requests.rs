@@ -78,12 +78,17 @@ impl Requests {
                     key.0, self.spec.vocab_size
                 )));
             }
+            // Room for the longest sequence, so that no step has to make it. The system gives the
+            // memory as it is written.
+            let most = self.spec.max_model_len;
+            let mut tokens = Vec::with_capacity(most as usize);
+            tokens.extend_from_slice(&new.prompt);
             let request = Request {
-                tokens: new.prompt.to_vec(),
+                tokens,
                 prompt_len: new.prompt.len(),
                 sampling: Arc::clone(&new.sampling),
                 seed: new.seed,
-                blocks: Vec::new(),
+                blocks: Vec::with_capacity(most.div_ceil(self.spec.block_size) as usize),
                 computed: 0,
             };
             if self.by_key.insert(key, request).is_some() {

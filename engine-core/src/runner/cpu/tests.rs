@@ -4,7 +4,7 @@ use pawl_shared::model_card::GgmlType;
 use pawl_shared::protocol::SamplingParams;
 
 use super::*;
-use crate::device::cpu::testing::{assert_same_bits, fast_isas};
+use crate::device::cpu::testing::{allocations_counted, assert_same_bits, fast_isas};
 use crate::model::testing::TinyLlama;
 use crate::step::{BlockId, BlockTableUpdate, NewRequest, RequestKey};
 
@@ -79,7 +79,8 @@ impl Driver {
     fn execute(&mut self, mut plan: StepPlan) -> Result<Vec<Sampled>, RunnerError> {
         self.step += 1;
         plan.step = self.step;
-        let result = self.runner.execute(&plan, &self.progress)?;
+        let mut result = StepResult::default();
+        self.runner.execute(&plan, &self.progress, &mut result)?;
         assert_eq!(result.step, self.step);
         Ok(result.sampled)
     }
@@ -119,9 +120,8 @@ impl Driver {
 fn note(texts: &mut [Text], indices: &[usize], sampled: Vec<Sampled>) {
     for sampled in sampled {
         let slot = indices.iter().position(|&index| index as u64 == sampled.key.0).unwrap();
-        texts[slot].tokens.extend(&sampled.tokens);
-        let rows = sampled.logprobs.unwrap();
-        texts[slot].logprobs.extend(rows.iter().flat_map(|row| row.logprobs.clone()));
+        texts[slot].tokens.push(sampled.token);
+        texts[slot].logprobs.extend(sampled.logprobs.unwrap().logprobs);
     }
 }
 
@@ -211,6 +211,68 @@ fn a_cached_prefix_gives_the_same_bits() {
         plan.scheduled.push(scheduled(7, prompt_len + step, 1, true));
     }
     assert_same_texts(&[text], &expected, "with a cached prefix");
+}
+
+/// Plans of `count` decode steps of `requests`, whose blocks they have, from position `first` on.
+fn decodes(requests: usize, first: usize, count: usize) -> Vec<StepPlan> {
+    let plan = |step| StepPlan {
+        scheduled: (0..requests).map(|index| scheduled(index, first + step, 1, true)).collect(),
+        ..StepPlan::default()
+    };
+    (0..count).map(plan).collect()
+}
+
+#[test]
+fn a_decode_step_allocates_nothing_on_any_thread() {
+    const PROMPT: usize = 100;
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let sampled = SamplingParams { top_p: 0.9, min_p: 0.01, ..SamplingParams::default() };
+    let penalised = SamplingParams {
+        top_k: 40,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        min_tokens: 1000,
+        all_stop_token_ids: [7].into(),
+        ..SamplingParams::default()
+    };
+    for (way, sampling) in [("greedy", greedy), ("sampled", sampled), ("penalised", penalised)] {
+        for requests in [1, 32] {
+            let config = CpuConfig { num_blocks: Some(700), ..config(Isa::best(), 2) };
+            let mut driver = driver(TinyLlama::default(), config);
+            driver.runner.device.count_allocations_of_all_threads(driver.runner.logits);
+            let sampling = Arc::new(sampling.clone());
+            let new = |index| NewRequest {
+                key: RequestKey(index as u64),
+                prompt: (0..PROMPT).map(|i| (i * 7 + index) as u32 % 203).collect(),
+                sampling: Arc::clone(&sampling),
+                seed: index as u64,
+            };
+            let prefill = |index| ScheduledRequest {
+                blocks: BlockTableUpdate::Replace(table(index, 1, 1)[..18].to_vec()),
+                ..scheduled(index, 0, PROMPT, true)
+            };
+            let plan = StepPlan {
+                new_requests: (0..requests).map(new).collect(),
+                scheduled: (0..requests).map(prefill).collect(),
+                ..StepPlan::default()
+            };
+            driver.execute(plan).unwrap();
+            let plans = decodes(requests, PROMPT, 150);
+            let mut result = StepResult::default();
+            let (warm_up, counted) = plans.split_at(2);
+            for plan in warm_up {
+                driver.runner.execute(plan, &driver.progress, &mut result).unwrap();
+            }
+            // Past the end of a block, of a page and of a group of 128 positions.
+            let before = allocations_counted();
+            for plan in counted {
+                driver.runner.execute(plan, &driver.progress, &mut result).unwrap();
+            }
+            let allocated = allocations_counted() - before;
+            assert_eq!(allocated, 0, "in {} steps of {requests}, {way}", counted.len());
+            assert_eq!(result.sampled.len(), requests);
+        }
+    }
 }
 
 #[test]

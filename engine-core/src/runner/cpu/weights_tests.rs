@@ -68,8 +68,9 @@ fn weights_have_the_perplexity_of_a_float_reference() {
     let progress = Progress::default();
     let mut runner = CpuRunner::load(&file, &config, &progress, &mut |_| ()).unwrap();
     let plan = plan(&ids, runner.spec().block_size as usize);
-    let result = runner.execute(&plan, &progress).unwrap();
-    let logprob = |sampled: &Sampled| f64::from(sampled.logprobs.as_ref().unwrap()[0].logprobs[0]);
+    let mut result = StepResult::default();
+    runner.execute(&plan, &progress, &mut result).unwrap();
+    let logprob = |sampled: &Sampled| f64::from(sampled.logprobs.as_ref().unwrap().logprobs[0]);
     let nats: Vec<f64> = result.sampled.iter().map(|sampled| -logprob(sampled)).collect();
     let found = perplexity(&nats);
     let off = found / expected - 1.0;

@@ -59,9 +59,10 @@ impl MockRunner {
     /// As those of [`Runner::execute`].
     pub fn execute_at_once(&mut self, plan: &StepPlan) -> Result<StepResult, RunnerError> {
         self.introduce(plan)?;
-        let sampled = self.compute(plan)?;
-        let execute = self.config.step_time(plan.num_tokens());
-        Ok(StepResult { step: plan.step, sampled, execute })
+        let mut result = StepResult { step: plan.step, ..StepResult::default() };
+        self.compute(plan, &mut result.sampled)?;
+        result.execute = self.config.step_time(plan.num_tokens());
+        Ok(result)
     }
 
     /// Forgets and learns requests.
@@ -86,12 +87,12 @@ impl MockRunner {
         Ok(())
     }
 
-    fn compute(&mut self, plan: &StepPlan) -> Result<Vec<Sampled>, RunnerError> {
-        let mut sampled = Vec::new();
+    fn compute(&mut self, plan: &StepPlan, sampled: &mut Vec<Sampled>) -> Result<(), RunnerError> {
+        sampled.clear();
         for scheduled in &plan.scheduled {
             sampled.extend(self.run_one(plan.step, scheduled)?);
         }
-        Ok(sampled)
+        Ok(())
     }
 
     /// How many requests it knows.
@@ -155,12 +156,7 @@ impl MockRunner {
         }
         let token = known.source.token_at(known.tokens);
         known.tokens += 1;
-        Ok(Some(Sampled {
-            key,
-            tokens: vec![token],
-            logprobs: known.source.logprobs(token).map(|row| vec![row]),
-            num_nans: 0,
-        }))
+        Ok(Some(Sampled { key, token, logprobs: known.source.logprobs(token), num_nans: 0 }))
     }
 
     /// Spends the step's time, showing progress as a device would after each operation.
@@ -207,13 +203,19 @@ impl Runner for MockRunner {
         }
     }
 
-    fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        result: &mut StepResult,
+    ) -> Result<(), RunnerError> {
         let start = Instant::now();
         self.introduce(plan)?;
         self.fail_on_order(plan.step)?;
         self.spend(plan.num_tokens(), progress);
-        let sampled = self.compute(plan)?;
+        self.compute(plan, &mut result.sampled)?;
         progress.fetch_add(1, Ordering::Relaxed);
-        Ok(StepResult { step: plan.step, sampled, execute: start.elapsed() })
+        (result.step, result.execute) = (plan.step, start.elapsed());
+        Ok(())
     }
 }

@@ -35,12 +35,16 @@ fn check(config: MockConfig, plans: Vec<StepPlan>) -> Result<Vec<Vec<Sampled>>, 
     let progress = Progress::default();
     plans
         .into_iter()
-        .map(|plan| runner.execute(&plan, &progress).map(|r| r.sampled).map_err(|e| e.to_string()))
+        .map(|plan| {
+            let mut result = StepResult::default();
+            let ran = runner.execute(&plan, &progress, &mut result);
+            ran.map(|()| result.sampled).map_err(|e| e.to_string())
+        })
         .collect()
 }
 
 fn tokens(steps: &[Vec<Sampled>], key: u64) -> Vec<u32> {
-    steps.iter().flatten().filter(|s| s.key.0 == key).flat_map(|s| s.tokens.clone()).collect()
+    steps.iter().flatten().filter(|s| s.key.0 == key).map(|s| s.token).collect()
 }
 
 fn greedy() -> SamplingParams {
@@ -167,6 +171,12 @@ fn a_long_step_shows_progress() {
     let progress = Progress::default();
     let config = MockConfig { step_base: PROGRESS_EVERY * 3, ..MockConfig::default() };
     let mut runner = MockRunner::new(config);
-    runner.execute(&StepPlan { step: 1, ..StepPlan::default() }, &progress).unwrap();
+    runner
+        .execute(
+            &StepPlan { step: 1, ..StepPlan::default() },
+            &progress,
+            &mut StepResult::default(),
+        )
+        .unwrap();
     assert!(progress.load(Ordering::Relaxed) >= 3);
 }

@@ -71,33 +71,31 @@ fn penalise(
     let (frequency, presence) = (params.frequency_penalty as f32, params.presence_penalty as f32);
     let (repeats, counts) = (repetition != 1.0, frequency != 0.0 || presence != 0.0);
     let vocab_size = row.len();
-    let known = |tokens: &'_ [u32]| -> Vec<usize> {
-        tokens.iter().map(|&t| t as usize).filter(|&t| t < vocab_size).collect()
-    };
     if !repeats && !counts {
         return false;
     }
-    let output = known(history.output);
+    let known = |&token: &u32| Some(token as usize).filter(|&token| token < vocab_size);
+    let output = history.output.iter().filter_map(known);
     if repeats {
         scratch.seen.resize(vocab_size, false);
-        let prompt = known(history.prompt);
-        for &token in prompt.iter().chain(&output) {
+        let all = history.prompt.iter().filter_map(known).chain(output.clone());
+        for token in all.clone() {
             if !scratch.seen[token] {
                 scratch.seen[token] = true;
                 let logit = &mut row[token];
                 *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
             }
         }
-        for &token in prompt.iter().chain(&output) {
+        for token in all {
             scratch.seen[token] = false;
         }
     }
     if counts {
         scratch.counts.resize(vocab_size, 0);
-        for &token in &output {
+        for token in output.clone() {
             scratch.counts[token] += 1;
         }
-        for &token in &output {
+        for token in output {
             let count = std::mem::take(&mut scratch.counts[token]);
             if count > 0 {
                 row[token] -= frequency * count as f32;

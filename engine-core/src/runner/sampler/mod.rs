@@ -60,11 +60,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// For rows computed by the kernels of `isa`.
+    /// For rows of `vocab_size` values computed by the kernels of `isa`.
     #[must_use]
-    pub fn new(isa: Isa) -> Self {
-        let (raw, chunks, ranked) = (Vec::new(), Vec::new(), Vec::new());
-        Self { isa, raw, chunks, ranked, counts: Vec::new(), seen: Vec::new() }
+    pub fn new(isa: Isa, vocab_size: usize) -> Self {
+        // Room for a whole row, so that no step has to make it. What is never written takes none.
+        let (raw, ranked) = (Vec::with_capacity(vocab_size), Vec::with_capacity(vocab_size));
+        let (counts, seen) = (vec![0; vocab_size], vec![false; vocab_size]);
+        Self { isa, raw, chunks: Vec::with_capacity(vocab_size), ranked, counts, seen }
     }
 }
 

@@ -8,7 +8,7 @@ fn greedy() -> SamplingParams {
 
 /// Samples from `row` after `prompt` and `output`, with seed 1.
 fn run(row: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Choice {
-    let mut scratch = Scratch::new(Isa::best());
+    let mut scratch = Scratch::new(Isa::best(), 0);
     let mut row = row.to_vec();
     sample(&mut row, params, History { prompt, output }, 1, &mut scratch)
 }
@@ -16,7 +16,7 @@ fn run(row: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> 
 /// How often each token is drawn, by 4,000 seeds.
 fn frequencies(row: &[f32], params: &SamplingParams) -> Vec<f64> {
     const DRAWS: u64 = 4_000;
-    let mut scratch = Scratch::new(Isa::best());
+    let mut scratch = Scratch::new(Isa::best(), 0);
     let mut counts = vec![0_u32; row.len()];
     for seed in 0..DRAWS {
         let history = History { prompt: &[0, 1], output: &[] };
@@ -113,7 +113,7 @@ fn long_rows_are_cut_like_short_ones() {
             })
             .map(|(_, token)| *token as u32)
             .collect();
-        let mut scratch = Scratch::new(Isa::best());
+        let mut scratch = Scratch::new(Isa::best(), 0);
         let mut drawn = BTreeSet::new();
         for seed in 0..500 {
             let history = History { prompt: &[0], output: &[] };
@@ -129,7 +129,7 @@ fn a_draw_is_a_function_of_seed_and_position() {
     let params = SamplingParams::default();
     let draw = |seed, output: &[u32]| {
         let history = History { prompt: &[1, 2], output };
-        sample(&mut row.clone(), &params, history, seed, &mut Scratch::new(Isa::best())).token
+        sample(&mut row.clone(), &params, history, seed, &mut Scratch::new(Isa::best(), 0)).token
     };
     let texts: Vec<Vec<u32>> =
         (0..3).map(|seed| (0..12).map(|len| draw(seed, &vec![7; len])).collect()).collect();

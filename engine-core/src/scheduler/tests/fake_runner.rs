@@ -130,8 +130,8 @@ impl FakeRunner {
             };
             all.push(Sampled {
                 key: scheduled.key,
-                tokens: vec![token],
-                logprobs: sequence.logprobs.then(|| vec![logprobs]),
+                token,
+                logprobs: sequence.logprobs.then_some(logprobs),
                 num_nans: u32::from(self.nans.remove(&scheduled.key)) * 3,
             });
         }

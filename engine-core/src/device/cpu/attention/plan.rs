@@ -40,7 +40,7 @@ pub struct Unit {
 }
 
 /// Kept for its capacity.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Plan {
     tiles: Vec<Tile>,
     /// Units in all.
@@ -50,6 +50,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// For batches of up to `rows` rows.
+    pub fn new(rows: usize) -> Self {
+        // A tile has a row at least.
+        Self { tiles: Vec::with_capacity(rows), units: 0, split: Vec::with_capacity(rows) }
+    }
+
     /// Query heads of a key head, and rows of a tile at most.
     pub fn shape(attention: &AttentionSpec) -> (usize, usize) {
         let group = attention.heads / attention.kv_heads;
@@ -135,7 +141,7 @@ mod tests {
     /// Every row, key head and group once, and kept results apart.
     fn check(shapes: &[(usize, usize)], spec: &AttentionSpec, threads: usize) -> Plan {
         let sequences = sequences(shapes);
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(256);
         plan.set(&sequences, spec, threads);
         let mut seen = BTreeMap::new();
         let group = spec.heads / spec.kv_heads;
