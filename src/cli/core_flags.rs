@@ -48,6 +48,8 @@ pub enum KvCacheDtype {
     F16,
     Bf16,
     F32,
+    /// Eight bits, with a scale for each head and token.
+    Int8,
 }
 
 impl From<KvCacheDtype> for pawl_engine_core::runner::cpu::KvCacheDtype {
@@ -57,6 +59,7 @@ impl From<KvCacheDtype> for pawl_engine_core::runner::cpu::KvCacheDtype {
             KvCacheDtype::F16 => Self::F16,
             KvCacheDtype::Bf16 => Self::BF16,
             KvCacheDtype::F32 => Self::F32,
+            KvCacheDtype::Int8 => Self::Int8,
         }
     }
 }

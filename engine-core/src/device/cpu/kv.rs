@@ -1,14 +1,16 @@
 //! The paged cache of keys and values.
 //!
 //! A block is cut into pages of 16 positions. Keys of a page are stored by dimension, 16 positions
-//! side by side, so that one register scores 16 positions; values are stored by position. All that
-//! the layers keep of a block lies together, so that memory, which comes in huge pages, is taken
-//! for the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
+//! side by side, so that one register scores 16 positions; values are stored by position. As eight
+//! bits, each position's row of a head has a scale, and a page ends in the scales of its 16. All
+//! that the layers keep of a block lies together, so that memory, which comes in huge pages, is
+//! taken for the blocks in use and no more: `[block][layer][key or value][kv head][page][...]`.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::arena::{Arena, Buffer};
+use super::quantise::{factor_and_scale, largest_size, nearest};
 use crate::device::{AttentionSpec, DeviceError};
 
 /// Positions in a page: lanes of the widest register.
@@ -24,7 +26,12 @@ pub enum KvDtype {
     BF16,
     /// As computed.
     F32,
+    /// Integers of up to 127 in size, times an f32 for each row of a head.
+    Int8,
 }
+
+/// The scale of a row of integers.
+type Scale = f32;
 
 impl KvDtype {
     /// Bytes of a value.
@@ -33,14 +40,28 @@ impl KvDtype {
         match self {
             Self::F16 | Self::BF16 => 2,
             Self::F32 => 4,
+            Self::Int8 => 1,
         }
     }
+
+    /// Bytes of a row of `head_dim` values, with all that belongs to it.
+    fn row_bytes(self, head_dim: usize) -> usize {
+        let scale = if self == Self::Int8 { size_of::<Scale>() } else { 0 };
+        head_dim * self.bytes() + scale
+    }
+}
+
+/// The integers of a page of [`KvDtype::Int8`] and the scales of its 16 positions.
+pub fn int8_page(page: &[u8]) -> (&[[i8; PAGE]], &[Scale; PAGE]) {
+    let (values, scales) = page.split_at(page.len() - PAGE * size_of::<Scale>());
+    let scales = bytemuck::cast_slice(scales).first_chunk().expect("a page has 16 scales");
+    (bytemuck::cast_slice(values), scales)
 }
 
 /// Bytes that one block of `block_size` tokens takes in all layers.
 #[must_use]
 pub fn block_bytes(attention: &AttentionSpec, block_size: usize, dtype: KvDtype) -> usize {
-    attention.layers * 2 * attention.kv_heads * attention.head_dim * block_size * dtype.bytes()
+    attention.layers * 2 * attention.kv_heads * block_size * dtype.row_bytes(attention.head_dim)
 }
 
 /// Memory for all blocks of all layers.
@@ -89,9 +110,9 @@ impl KvCache {
         Ok(Self { _arena: arena, bytes, attention, dtype, block_size, num_blocks })
     }
 
-    /// Values that one head keeps of one page.
-    fn page_values(&self) -> usize {
-        PAGE * self.attention.head_dim
+    /// Bytes that one head keeps of one page.
+    fn page_bytes(&self) -> usize {
+        PAGE * self.dtype.row_bytes(self.attention.head_dim)
     }
 
     /// Offset in bytes of a head's page: of its keys, or of its values.
@@ -100,7 +121,7 @@ impl KvCache {
         let pages = self.block_size / PAGE;
         let of_layer = (block * self.attention.layers + layer) * 2 + usize::from(values);
         let of_head = of_layer * self.attention.kv_heads + head;
-        (of_head * pages + page) * self.page_values() * self.dtype.bytes()
+        (of_head * pages + page) * self.page_bytes()
     }
 
     /// The bytes of the page that holds `position`: keys `[head_dim][16]`, values `[16][head_dim]`.
@@ -115,7 +136,7 @@ impl KvCache {
         head: usize,
         page: usize,
     ) -> &[u8] {
-        let len = self.page_values() * self.dtype.bytes();
+        let len = self.page_bytes();
         // SAFETY: the caller's promise.
         unsafe { self.bytes.slice(self.page_at(layer, values, block, head, page), len) }
     }
@@ -128,11 +149,23 @@ impl KvCache {
         let (dim, bytes) = (self.attention.head_dim, self.dtype.bytes());
         let (page, lane) = (offset / PAGE, offset % PAGE);
         for head in 0..self.attention.kv_heads {
-            let keys = self.page_at(layer, false, block, head, page) + lane * bytes;
-            let values = self.page_at(layer, true, block, head, page) + lane * dim * bytes;
+            let keys = self.page_at(layer, false, block, head, page);
+            let values = self.page_at(layer, true, block, head, page);
             let of_head = head * dim..(head + 1) * dim;
-            let (k, v) = (k[of_head.clone()].as_chunks().0, v[of_head].as_chunks().0);
-            for (chunk, (k, v)) in k.iter().zip(v).enumerate() {
+            let (k, v) = (&k[of_head.clone()], &v[of_head]);
+            let (mut k_factor, mut v_factor) = (0.0, 0.0);
+            if self.dtype == KvDtype::Int8 {
+                for (row, page, to) in [(k, keys, &mut k_factor), (v, values, &mut v_factor)] {
+                    let (factor, scale) = factor_and_scale(largest_size(row));
+                    *to = factor;
+                    let at = page + PAGE * dim + lane * size_of::<Scale>();
+                    // SAFETY: these bytes are this token's alone, by the caller's promise.
+                    let place = unsafe { self.bytes.slice_mut(at, size_of::<Scale>()) };
+                    place.copy_from_slice(&scale.to_ne_bytes());
+                }
+            }
+            let (keys, values) = (keys + lane * bytes, values + lane * dim * bytes);
+            for (chunk, (k, v)) in k.as_chunks().0.iter().zip(v.as_chunks().0).enumerate() {
                 let keys = keys + chunk * PAGE * PAGE * bytes;
                 let values = values + chunk * PAGE * bytes;
                 // SAFETY: these bytes are this token's alone, by the caller's promise.
@@ -141,6 +174,10 @@ impl KvCache {
                         KvDtype::F16 => self.place(narrow::<f16>(k), narrow(v), keys, values),
                         KvDtype::BF16 => self.place(narrow::<bf16>(k), narrow(v), keys, values),
                         KvDtype::F32 => self.place(*k, *v, keys, values),
+                        KvDtype::Int8 => {
+                            let (k, v) = (integers(k, k_factor), integers(v, v_factor));
+                            self.place(k, v, keys, values);
+                        }
                     }
                 }
             }
@@ -163,6 +200,11 @@ impl KvCache {
             self.bytes.pointer(values, values + PAGE * bytes).cast::<[T; PAGE]>().write(v);
         }
     }
+}
+
+/// Rounded after the factor, which makes the largest of its row 127.
+fn integers(wide: &[f32; PAGE], factor: f32) -> [i8; PAGE] {
+    wide.map(|value| nearest(value * factor))
 }
 
 /// Rounded to half as many bits, by the machine's own conversion where it has one.

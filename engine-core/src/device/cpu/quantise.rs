@@ -11,6 +11,29 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Below this, a block is zero: its reciprocal would not be finite.
 const SMALLEST: f32 = 1e-30;
 
+/// The nearest integer, ties to even, of what is at most 127 in size; of anything else any.
+#[inline(always)]
+pub fn nearest(value: f32) -> i8 {
+    (value + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i8
+}
+
+/// What turns values of up to `largest` into integers of up to 127, and the unit of these. A NaN or
+/// infinity makes the unit so: it is not lost.
+#[inline(always)]
+pub fn factor_and_scale(largest: f32) -> (f32, f32) {
+    let factor = if largest > SMALLEST { 127.0 / largest } else { 0.0 };
+    let scale = if largest > SMALLEST || largest.is_nan() { largest / 127.0 } else { 0.0 };
+    (factor, scale)
+}
+
+/// The largest size of a value.
+#[inline(always)]
+pub fn largest_size(x: &[f32]) -> f32 {
+    // Compared as integers, a NaN is larger than any number.
+    let size = |value: &f32| value.to_bits() & 0x7fff_ffff;
+    f32::from_bits(x.iter().map(size).fold(0, u32::max))
+}
+
 /// Rows whose blocks lie side by side.
 pub const GROUP_ROWS: usize = 8;
 
@@ -51,27 +74,20 @@ isa_twins! {
 #[inline(always)]
 fn quantise_row_body(x: &[f32], out: &mut [QuantisedBlock]) {
     for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
-        // Compared as integers, a NaN is larger than any number.
-        let mut largest = 0_u32;
-        for value in x {
-            largest = largest.max(value.to_bits() & 0x7fff_ffff);
-        }
-        let largest = f32::from_bits(largest);
-        let factor = if largest > SMALLEST { 127.0 / largest } else { 0.0 };
+        let (factor, scale) = factor_and_scale(largest_size(x));
         let mut totals = [0_i32; 2];
         let mut q = [0_i8; BLOCK];
         let halves = x.as_chunks::<{ BLOCK / 2 }>().0.iter().zip(q.as_chunks_mut().0);
         for ((x, q), total) in halves.zip(&mut totals) {
             let q: &mut [i8; BLOCK / 2] = q;
             for (value, q) in x.iter().zip(q) {
-                let rounded = (value * factor + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits());
-                *q = rounded as i8;
+                *q = nearest(value * factor);
                 *total = total.wrapping_add(i32::from(*q));
             }
         }
         let total = totals[0] + totals[1];
         out.words = bytemuck::cast(q);
-        out.scale = if largest > SMALLEST || largest.is_nan() { largest / 127.0 } else { 0.0 };
+        out.scale = scale;
         out.sum = out.scale * total as f32;
         out.integer_sum = total;
         out.half_sum = out.scale * totals[0] as f32;

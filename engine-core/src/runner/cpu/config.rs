@@ -16,6 +16,8 @@ pub enum KvCacheDtype {
     BF16,
     /// As computed.
     F32,
+    /// Integers of eight bits, with a scale for each head and token.
+    Int8,
 }
 
 impl std::str::FromStr for KvCacheDtype {
@@ -27,8 +29,10 @@ impl std::str::FromStr for KvCacheDtype {
             "f16" | "float16" => Ok(Self::F16),
             "bf16" | "bfloat16" => Ok(Self::BF16),
             "f32" | "float32" => Ok(Self::F32),
+            "int8" => Ok(Self::Int8),
             other => Err(format!(
-                "kv-cache-dtype {other:?} is unknown; choose auto, float16, bfloat16 or float32"
+                "kv-cache-dtype {other:?} is unknown; choose auto, float16, bfloat16, float32 or \
+                 int8"
             )),
         }
     }
@@ -113,6 +117,7 @@ impl CpuConfig {
             KvCacheDtype::Auto | KvCacheDtype::F16 => KvDtype::F16,
             KvCacheDtype::BF16 => KvDtype::BF16,
             KvCacheDtype::F32 => KvDtype::F32,
+            KvCacheDtype::Int8 => KvDtype::Int8,
         };
         let context_len = u32::try_from(hyper.context_len).unwrap_or(u32::MAX);
         let max_model_len = self.max_model_len.unwrap_or(context_len);

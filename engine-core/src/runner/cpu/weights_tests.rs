@@ -53,14 +53,14 @@ fn perplexity(nats: &[f64]) -> f64 {
     (nats.iter().sum::<f64>() / nats.len() as f64).exp()
 }
 
-#[test]
-fn weights_have_the_perplexity_of_a_float_reference() {
+/// With a cache of `dtype`.
+fn check(dtype: KvCacheDtype) {
     let Some(path) = default_model() else { return };
     let file = GgufFile::open(&path).unwrap();
     let (ids, reference) = golden();
     let expected = perplexity(&reference);
     let config = CpuConfig {
-        kv_cache_dtype: KvCacheDtype::Auto,
+        kv_cache_dtype: dtype,
         num_blocks: Some(129),
         max_model_len: Some(2048),
         ..CpuConfig::default()
@@ -80,4 +80,14 @@ fn weights_have_the_perplexity_of_a_float_reference() {
     eprintln!("a token differs by up to {worst:.2} nats");
     assert!(off.abs() < TOLERANCE, "perplexity {found}, the reference's {expected}");
     assert!(worst < TOKEN_TOLERANCE, "a token differs by {worst} nats");
+}
+
+#[test]
+fn weights_have_the_perplexity_of_a_float_reference() {
+    check(KvCacheDtype::Auto);
+}
+
+#[test]
+fn weights_have_the_perplexity_of_a_float_reference_with_keys_and_values_in_eight_bits() {
+    check(KvCacheDtype::Int8);
 }

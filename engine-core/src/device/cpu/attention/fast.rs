@@ -5,7 +5,7 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
 use super::{GROUP_PAGES, Group, Scores};
 use crate::device::cpu::exp::exp_lanes;
-use crate::device::cpu::kv::{KvDtype, PAGE};
+use crate::device::cpu::kv::{KvDtype, PAGE, int8_page};
 use crate::device::cpu::lanes::{Avx2, Avx512, BF16, Column, F16, F32, Lanes, unrolled};
 use crate::device::cpu::rows::sum_lanes;
 
@@ -79,7 +79,12 @@ fn stored<'a, C: Column>(pages: &[&'a [u8]]) -> Columns<'a, C> {
 /// # Safety
 /// The features of `L`.
 #[inline(always)]
-unsafe fn widen<L: Lanes>(group: &Group<'_>, pages: &[&[u8]], wide: &mut [[f32; PAGE]]) {
+unsafe fn widen<L: Lanes>(
+    group: &Group<'_>,
+    pages: &[&[u8]],
+    scaled: Scaled,
+    wide: &mut [[f32; PAGE]],
+) {
     for (page, wide) in pages.iter().zip(wide.chunks_exact_mut(group.head_dim)) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -87,6 +92,45 @@ unsafe fn widen<L: Lanes>(group: &Group<'_>, pages: &[&[u8]], wide: &mut [[f32; 
                 KvDtype::F16 => widen_page::<L, F16>(page, wide),
                 KvDtype::BF16 => widen_page::<L, BF16>(page, wide),
                 KvDtype::F32 => widen_page::<L, F32>(page, wide),
+                KvDtype::Int8 => widen_integers::<L>(page, scaled, wide),
+            }
+        }
+    }
+}
+
+/// Which scales the sixteen values of a column have.
+#[derive(Clone, Copy)]
+enum Scaled {
+    /// Keys: 16 positions side by side, each its own.
+    Each,
+    /// Values: so many columns are of one position.
+    Rows(usize),
+}
+
+/// # Safety
+/// The features of `L`.
+#[inline(always)]
+unsafe fn widen_integers<L: Lanes>(page: &[u8], scaled: Scaled, wide: &mut [[f32; PAGE]]) {
+    let (columns, scales) = int8_page(page);
+    let columns = columns.iter().zip(wide);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match scaled {
+            Scaled::Each => {
+                for (column, wide) in columns {
+                    unrolled!(part of [0 1] below L::PARTS, {
+                        let value = L::load_i8(column, part);
+                        L::store(wide, part, L::mul(value, L::load(scales, part)));
+                    });
+                }
+            }
+            Scaled::Rows(each) => {
+                for (index, (column, wide)) in columns.enumerate() {
+                    let scale = L::splat(scales[index / each]);
+                    unrolled!(part of [0 1] below L::PARTS, {
+                        L::store(wide, part, L::mul(L::load_i8(column, part), scale));
+                    });
+                }
             }
         }
     }
@@ -132,13 +176,15 @@ const _: () = assert!(GROUP_PAGES.is_multiple_of(PAGES));
 unsafe fn scores<L: Lanes>(group: &Group<'_>, wide: &mut [[f32; PAGE]], out: &mut [Scores]) {
     // SAFETY: the caller's promise.
     unsafe {
-        if group.seen.len() > L::QUERIES {
-            widen::<L>(group, group.keys, wide);
-            let keys =
-                |page| bytemuck::cast_slice(&wide[page * group.head_dim..][..group.head_dim]);
-            return scores_of::<L, F32>(group, &std::array::from_fn(keys), out);
-        }
         match group.dtype {
+            // A column of integers is not all that its values are made of.
+            dtype if group.seen.len() > L::QUERIES || dtype == KvDtype::Int8 => {
+                widen::<L>(group, group.keys, Scaled::Each, wide);
+                let dim = group.head_dim;
+                let keys = |page| bytemuck::cast_slice(&wide[page * dim..][..dim]);
+                scores_of::<L, F32>(group, &std::array::from_fn(keys), out);
+            }
+            KvDtype::Int8 => unreachable!("widened"),
             KvDtype::F16 => scores_of::<L, F16>(group, &stored(group.keys), out),
             KvDtype::BF16 => scores_of::<L, BF16>(group, &stored(group.keys), out),
             KvDtype::F32 => scores_of::<L, F32>(group, &stored(group.keys), out),
@@ -275,11 +321,12 @@ unsafe fn values<L: Lanes>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if group.seen.len() > L::QUERIES {
-            widen::<L>(group, group.values, wide);
-            return values_of::<L, F32>(group, &[bytemuck::cast_slice(wide)], weights, out);
-        }
         match group.dtype {
+            dtype if group.seen.len() > L::QUERIES || dtype == KvDtype::Int8 => {
+                widen::<L>(group, group.values, Scaled::Rows(group.head_dim / PAGE), wide);
+                values_of::<L, F32>(group, &[bytemuck::cast_slice(wide)], weights, out);
+            }
+            KvDtype::Int8 => unreachable!("widened"),
             KvDtype::F16 => values_of::<L, F16>(group, &stored(group.values), weights, out),
             KvDtype::BF16 => values_of::<L, BF16>(group, &stored(group.values), weights, out),
             KvDtype::F32 => values_of::<L, F32>(group, &stored(group.values), weights, out),

@@ -4,15 +4,20 @@ use half::{bf16, f16};
 
 use super::{Group, Scores};
 use crate::device::cpu::exp::exp;
-use crate::device::cpu::kv::{KvDtype, PAGE};
+use crate::device::cpu::kv::{KvDtype, PAGE, int8_page};
 use crate::device::cpu::rows::sum_lanes;
 
-fn value_at(dtype: KvDtype, page: &[u8], index: usize) -> f32 {
+/// Value number `index` of a page, which is of the position `lane`.
+fn value_at(dtype: KvDtype, page: &[u8], index: usize, lane: usize) -> f32 {
     let at = index * dtype.bytes();
     match dtype {
         KvDtype::F16 => f16::from_le_bytes([page[at], page[at + 1]]).to_f32(),
         KvDtype::BF16 => bf16::from_le_bytes([page[at], page[at + 1]]).to_f32(),
         KvDtype::F32 => f32::from_le_bytes([at, at + 1, at + 2, at + 3].map(|i| page[i])),
+        KvDtype::Int8 => {
+            let (values, scales) = int8_page(page);
+            f32::from(values.as_flattened()[index]) * scales[lane]
+        }
     }
 }
 
@@ -24,7 +29,7 @@ pub fn scores(group: &Group<'_>, out: &mut [Scores]) {
             let (page, lane) = (group.keys[position / PAGE], position % PAGE);
             let mut score = 0.0_f32;
             for (d, q) in q.iter().enumerate() {
-                score = value_at(group.dtype, page, d * PAGE + lane).mul_add(*q, score);
+                score = value_at(group.dtype, page, d * PAGE + lane, lane).mul_add(*q, score);
             }
             *out = score;
         }
@@ -57,10 +62,10 @@ pub fn values(group: &Group<'_>, weights: &[Scores], out: &mut [f32]) {
     for ((out, &seen), weights) in queries.zip(group.seen).zip(weights) {
         out.fill(0.0);
         for (position, weight) in weights.as_flattened()[..seen].iter().enumerate() {
-            let page = group.values[position / PAGE];
-            let row = (position % PAGE) * group.head_dim;
+            let (page, lane) = (group.values[position / PAGE], position % PAGE);
+            let row = lane * group.head_dim;
             for (d, out) in out.iter_mut().enumerate() {
-                *out = value_at(group.dtype, page, row + d).mul_add(*weight, *out);
+                *out = value_at(group.dtype, page, row + d, lane).mul_add(*weight, *out);
             }
         }
     }

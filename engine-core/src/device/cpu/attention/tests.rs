@@ -19,10 +19,21 @@ const POSITIONS: usize = 300;
 
 fn case(dtype: KvDtype, head_dim: usize, block_size: usize, blocks: Vec<u32>) -> Case {
     let mut random = Random(11);
-    let spec = AttentionSpec { layers: 1, heads: 1, kv_heads: 1, head_dim };
-    let cache = KvCache::new(spec, dtype, block_size, 32).unwrap();
     let keys = random.units(POSITIONS * head_dim);
     let values = random.units(POSITIONS * head_dim);
+    case_of(dtype, head_dim, block_size, blocks, keys, values)
+}
+
+fn case_of(
+    dtype: KvDtype,
+    head_dim: usize,
+    block_size: usize,
+    blocks: Vec<u32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+) -> Case {
+    let spec = AttentionSpec { layers: 1, heads: 1, kv_heads: 1, head_dim };
+    let cache = KvCache::new(spec, dtype, block_size, 32).unwrap();
     // What was there before must not matter, least of all what is not a number.
     let nan = vec![f32::NAN; head_dim];
     for block in 0..32 {
@@ -39,7 +50,7 @@ fn case(dtype: KvDtype, head_dim: usize, block_size: usize, blocks: Vec<u32>) ->
             cache.write(0, block, position % block_size, &keys[row.clone()], &values[row]);
         }
     }
-    let queries = random.units(QUERIES * head_dim);
+    let queries = Random(12).units(QUERIES * head_dim);
     Case { cache, blocks, keys, values, queries, head_dim }
 }
 
@@ -65,7 +76,7 @@ fn run(isa: Isa, case: &Case, positions: &[usize]) -> Vec<f32> {
 }
 
 fn check(test: impl Fn(&Case)) {
-    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32] {
+    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F32, KvDtype::Int8] {
         for (head_dim, block_size) in [(64, 16), (16, 32), (80, 16), (128, 64)] {
             test(&case(dtype, head_dim, block_size, (0..32).rev().collect()));
         }
@@ -89,6 +100,26 @@ fn the_specification_equals_double_precision_within_tolerance() {
             let exact = weights.iter().enumerate().map(sum).sum::<f64>() / total;
             assert!((f64::from(*found) - exact).abs() < TOLERANCE, "{positions}: {found} {exact}");
         }
+    }
+}
+
+/// Keys and values as integers: what is scored and summed is that of the rows rounded to 127 steps.
+#[test]
+fn integers_equal_double_precision_over_rounded_rows() {
+    let mut case = case(KvDtype::Int8, 64, 16, (1..32).collect());
+    let found = run(Isa::Scalar, &case, &[300, 129]);
+    let rounded = |values: &mut Vec<f32>| {
+        for row in values.chunks_exact_mut(64) {
+            let scale = row.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / 127.0;
+            row.iter_mut().for_each(|value| *value = (*value / scale).round() * scale);
+        }
+    };
+    rounded(&mut case.keys);
+    rounded(&mut case.values);
+    let exact = case_of(KvDtype::F32, 64, 16, case.blocks.clone(), case.keys, case.values);
+    for (found, exact) in found.iter().zip(run(Isa::Scalar, &exact, &[300, 129])) {
+        // Ties are rounded otherwise, and a product's rounding may decide one.
+        assert!((found - exact).abs() < 2e-5, "{found} {exact}");
     }
 }
 
@@ -129,12 +160,15 @@ fn queries_that_share_a_call_do_not_see_each_other() {
 #[test]
 fn block_ids_and_block_sizes_do_not_matter() {
     for isa in [Isa::Scalar, Isa::best()] {
-        let straight = run(isa, &case(KvDtype::F16, 64, 16, (1..32).collect()), &[300, 70]);
-        for other in [
-            case(KvDtype::F16, 64, 16, (1..32).rev().collect()),
-            case(KvDtype::F16, 64, 32, (3..32).collect()),
-        ] {
-            assert_same_bits(&run(isa, &other, &[300, 70]), &straight, &format!("{isa:?}"));
+        for dtype in [KvDtype::F16, KvDtype::Int8] {
+            let straight = run(isa, &case(dtype, 64, 16, (1..32).collect()), &[300, 70]);
+            for other in [
+                case(dtype, 64, 16, (1..32).rev().collect()),
+                case(dtype, 64, 32, (3..32).collect()),
+            ] {
+                let found = run(isa, &other, &[300, 70]);
+                assert_same_bits(&found, &straight, &format!("{isa:?} {dtype:?}"));
+            }
         }
     }
 }

@@ -47,6 +47,15 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: &[i8; 16], part: usize) -> __m256 {
+        // SAFETY: as above.
+        unsafe {
+            let bytes = std::mem::transmute::<[i8; 8], i64>(from.as_chunks().0[part]);
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_set1_ps(v) }

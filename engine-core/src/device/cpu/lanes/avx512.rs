@@ -45,6 +45,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: &[i8; 16], _part: usize) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let wide = _mm512_cvtepi8_epi32(std::mem::transmute::<[i8; 16], __m128i>(*from));
+            _mm512_cvtepi32_ps(wide)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_set1_ps(v) }

@@ -30,6 +30,7 @@ pub trait Lanes: Copy {
     unsafe fn store(to: &mut [f32; 16], part: usize, v: Self::F);
     unsafe fn load_f16(from: &[u16; 16], part: usize) -> Self::F;
     unsafe fn load_bf16(from: &[u16; 16], part: usize) -> Self::F;
+    unsafe fn load_i8(from: &[i8; 16], part: usize) -> Self::F;
     unsafe fn splat(v: f32) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
