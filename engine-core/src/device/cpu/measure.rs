@@ -1,5 +1,7 @@
 //! How fast the products are on this machine, and what the machine itself gives at this moment.
 
+mod peak;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,8 @@ use super::packed::{Kind, TILE, share};
 use super::quantise::quantise_rows;
 use super::threads::{Cursor, Pool, Team};
 use crate::device::DeviceError;
+
+pub use peak::Peak;
 
 /// What bounds a step from outside. Shared machines drift by half within minutes, so a figure of
 /// speed means little without these, taken beside it.
@@ -112,11 +116,33 @@ fn sum(words: &[u64]) -> u64 {
     sums.iter().fold(0, |sum, word| sum.wrapping_add(*word))
 }
 
+/// What bounds the products of one thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductLimits {
+    /// Multiply-adds.
+    pub peak: Peak,
+    /// Bytes that it reads in a second, in one long stream.
+    pub read_bytes_per_s: f64,
+}
+
+/// Measures what bounds [`products`] of `isa`; `None` where there is nothing but loops.
+///
+/// # Errors
+/// The system's, if it gives no memory.
+pub fn product_limits(isa: Isa) -> Result<Option<ProductLimits>, DeviceError> {
+    // As much as the weights of one row's products.
+    let bytes = MATRICES * TILES * Kind::Q8.tile_bytes(COLS);
+    let read_bytes_per_s = Machine::new(1, bytes)?.measure().read_bytes_per_s;
+    Ok(peak::peak(isa).map(|peak| ProductLimits { peak, read_bytes_per_s }))
+}
+
 /// One figure of [`products`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductFigure {
     /// Encoding of the weights.
     pub kind: String,
+    /// Whether the products are of bytes.
+    pub quantised: bool,
     /// Rows of activations.
     pub rows: usize,
     /// Multiply-adds a second.
@@ -167,6 +193,7 @@ fn product(isa: Isa, kind: Kind, rows: usize) -> ProductFigure {
     let seconds = times[PASSES / 2].as_secs_f64() / matrices as f64;
     ProductFigure {
         kind: format!("{kind:?}"),
+        quantised: kind.quantised(),
         rows,
         macs_per_s: (rows * COLS * TILES * TILE) as f64 / seconds,
         bytes_per_s: bytes as f64 / seconds,
@@ -176,6 +203,19 @@ fn product(isa: Isa, kind: Kind, rows: usize) -> ProductFigure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No product is faster than the peak; that of bytes is the higher one.
+    #[test]
+    fn the_limits_of_a_thread_are_those_of_a_machine() {
+        for isa in crate::device::cpu::testing::fast_isas() {
+            let limits = product_limits(isa).unwrap().unwrap();
+            let Peak { bytes_per_s, floats_per_s } = limits.peak;
+            // Far below and far above any machine: nothing was optimised away.
+            assert!((1e8..2e12).contains(&floats_per_s), "{isa:?} {limits:?}");
+            assert!((1e8..8e12).contains(&bytes_per_s), "{isa:?} {limits:?}");
+            assert!(bytes_per_s > floats_per_s, "{isa:?} {limits:?}");
+        }
+    }
 
     #[test]
     fn a_machine_reads_memory_and_its_threads_meet() {
