@@ -1,5 +1,7 @@
 //! Real weights: the default model's greedy text, against references made with other software and
-//! against itself however its steps are cut.
+//! (in `cuts`) against itself however its steps are cut.
+
+mod cuts;
 
 use pawl_shared::model_card::testing::{GgufWriter, default_model};
 use serde_json::{Value, json};
@@ -142,65 +144,4 @@ fn weights_greedy_text_equals_the_reference() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(compared >= 300, "only {compared} steps with a gap that counts");
     eprintln!("{compared} steps compared, {near_ties} near ties chosen otherwise");
-}
-
-/// The same texts under `flags`, all at once.
-fn all_at_once(model: &std::path::Path, flags: &[&str], goldens: &[Golden]) -> Vec<Vec<u32>> {
-    let run = Run::new();
-    let (_core, frontend) = system(&run, model, flags);
-    let http = frontend.http;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = goldens
-            .iter()
-            .map(|golden| scope.spawn(|| greedy(http, &golden.prompt, golden.steps.len())))
-            .collect();
-        let texts = threads.into_iter().map(|t| t.join().unwrap()).collect();
-        if flags.contains(&"--num-gpu-blocks-override") {
-            let preempted = frontend.scrape().get("vllm:num_preemptions_total");
-            assert!(preempted > 0.0, "the pool was meant to be too small");
-        }
-        texts
-    })
-}
-
-/// Alone, in a batch of 16, in chunks, with a cached prefix, preempted: the same bits.
-#[test]
-fn weights_greedy_text_is_the_same_however_steps_are_cut() {
-    let Some(model) = default_model() else { return };
-    let goldens: Vec<Golden> = goldens().into_iter().take(16).collect();
-    let alone: Vec<Vec<u32>> = {
-        let run = Run::new();
-        let (_core, frontend) = system(&run, &model, &["--no-enable-prefix-caching"]);
-        let one = |golden: &Golden| greedy(frontend.http, &golden.prompt, golden.steps.len());
-        goldens.iter().map(one).collect()
-    };
-    let cached = {
-        let run = Run::new();
-        let (_core, frontend) = system(&run, &model, &[]);
-        let one = |golden: &Golden| greedy(frontend.http, &golden.prompt, golden.steps.len());
-        let _cold: Vec<_> = goldens.iter().map(one).collect();
-        let warm: Vec<_> = goldens.iter().map(one).collect();
-        assert!(frontend.scrape().get("vllm:prefix_cache_hits_total") > 0.0, "nothing was cached");
-        warm
-    };
-    assert_eq!(cached, alone, "cached");
-    let ways: [(&str, &[&str]); 4] = [
-        ("in a batch of 16, two steps in flight", &["--async-scheduling"]),
-        ("in a batch of 16, one step in flight", &["--no-async-scheduling"]),
-        (
-            "in chunks",
-            &[
-                "--max-num-batched-tokens",
-                "24",
-                "--max-num-seqs",
-                "16",
-                "--no-enable-prefix-caching",
-            ],
-        ),
-        // Room for a few of the sixteen (16 tokens a block, about 6 blocks each).
-        ("preempted", &["--num-gpu-blocks-override", "40", "--max-model-len", "512"]),
-    ];
-    for (way, flags) in ways {
-        assert_eq!(all_at_once(&model, flags, &goldens), alone, "{way}");
-    }
 }
