@@ -115,6 +115,8 @@ def load(pawl, address, streams, args):
             "random-input-len": args.input_len,
             "random-output-len": args.output_len,
             "temperature": 0,
+            # llama.cpp's server closes a connection after a stream, now and then under a request.
+            "header": "connection=close",
             "result-dir": folder,
             "result-filename": "result.json",
         }
