@@ -73,6 +73,7 @@ fn examine() -> Vec<Finding> {
     vec![
         Finding::fine("version", env!("CARGO_PKG_VERSION")),
         instruction_sets(),
+        vulkan(),
         cores(),
         memory(&text("/proc/meminfo"), &text("/sys/fs/cgroup/memory.max")),
         descriptors(),
@@ -90,6 +91,45 @@ fn instruction_sets() -> Finding {
         "there are fast kernels for AVX2 and AVX-512 only: this machine will be slow".into()
     });
     Finding { name: "CPU kernels", value: names.join(", "), advice }
+}
+
+/// The adapters as `--device vulkan:N` counts them, and what would be made of each.
+#[cfg(feature = "vulkan")]
+fn vulkan() -> Finding {
+    use pawl_engine_core::device::vulkan::{Wanted, choose, list};
+    let offers = list();
+    let each = offers.iter().enumerate().map(|(index, offer)| {
+        let what = match offer.refusal() {
+            Some(reason) => format!("refused: {reason}"),
+            None => offer.path().to_string(),
+        };
+        let subgroup = match offer.subgroup {
+            Some((least, most)) => format!("subgroups of {least} to {most}"),
+            None => "no subgroups".to_owned(),
+        };
+        format!(
+            "{index}: {} ({}; {}), memory {}, bindings of {} MiB, buffers of {} MiB, {subgroup}, \
+             {}timestamps; {what}",
+            offer.name,
+            offer.kind,
+            offer.driver,
+            gib(offer.memory_bytes),
+            offer.binding_bytes >> 20,
+            offer.buffer_bytes >> 20,
+            if offer.timestamps { "" } else { "no " },
+        )
+    });
+    let mut lines: Vec<String> = each.collect();
+    lines.push(match choose(&offers, Wanted::Gpu) {
+        Ok(index) => format!("--device auto takes vulkan:{index}"),
+        Err(reason) => format!("--device auto takes the CPU: {reason}"),
+    });
+    Finding::fine("Vulkan", lines.join(&format!("\n{:<18} ", "")))
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn vulkan() -> Finding {
+    Finding::fine("Vulkan", "this pawl was built without it")
 }
 
 fn cores() -> Finding {
@@ -233,7 +273,7 @@ mod tests {
     #[test]
     fn this_machine_can_run_something() {
         let names: Vec<&str> = examine().iter().map(|finding| finding.name).collect();
-        insta::assert_snapshot!(names.join(", "), @"version, CPU kernels, threads, memory, descriptors, socket folder, default model, pip");
+        insta::assert_snapshot!(names.join(", "), @"version, CPU kernels, Vulkan, threads, memory, descriptors, socket folder, default model, pip");
         assert!(instruction_sets().value.contains("scalar"));
     }
 }

@@ -10,11 +10,15 @@ use clap::Args;
 use nix::unistd::getppid;
 use pawl_engine_core::runner::cpu::{CpuConfig, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
+#[cfg(feature = "vulkan")]
+use pawl_engine_core::runner::vulkan::VulkanConfig;
 use pawl_engine_core::scheduler::{Policy, SchedulerConfig};
 use pawl_engine_core::{CoreConfig, RunnerChoice, Vitals};
 use pawl_shared::lifeline::{self, Health, Lifeline};
 use pawl_shared::transport::Address;
 
+#[cfg(feature = "vulkan")]
+use crate::cli::KvCacheDtype;
 use crate::cli::{CoreFlags, Count, DeviceKind, RunnerKind, SchedulingPolicy, SharedFlags};
 use crate::progress::Progress;
 
@@ -98,12 +102,7 @@ fn config(args: &EngineCoreArgs) -> anyhow::Result<CoreConfig> {
         }
         RunnerKind::Model => {
             let model = crate::model::resolve_model(args.model.as_deref())?;
-            let runner = match flags.device {
-                DeviceKind::Auto | DeviceKind::Cpu => {
-                    RunnerChoice::Cpu(cpu_config(flags, max_model_len))
-                }
-            };
-            (runner, Some(model))
+            (device_runner(flags, max_model_len)?, Some(model))
         }
     };
     let seed = match flags.seed {
@@ -164,6 +163,50 @@ fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
         fault: flags.mock_fail_at.map(Fault::FailAt),
         ..default
     })
+}
+
+/// The runner of `--device`.
+#[cfg(feature = "vulkan")]
+fn device_runner(flags: &CoreFlags, max_model_len: Option<u32>) -> anyhow::Result<RunnerChoice> {
+    use pawl_engine_core::device::vulkan::{Wanted, choose, list};
+    let adapter = match flags.device {
+        DeviceKind::Cpu => return Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len))),
+        DeviceKind::Auto => match choose(&list(), Wanted::Gpu) {
+            Ok(index) => {
+                tracing::info!("--device auto takes the GPU vulkan:{index}");
+                Wanted::Index(index)
+            }
+            Err(reason) => {
+                tracing::info!("--device auto takes the CPU: {reason}");
+                return Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len)));
+            }
+        },
+        DeviceKind::Vulkan(None) => Wanted::Best,
+        DeviceKind::Vulkan(Some(index)) => Wanted::Index(index),
+    };
+    anyhow::ensure!(
+        matches!(flags.kv_cache_dtype, KvCacheDtype::Auto | KvCacheDtype::F16),
+        "--kv-cache-dtype: a Vulkan device keeps half floats; leave it out, or choose --device cpu"
+    );
+    Ok(RunnerChoice::Vulkan(VulkanConfig {
+        adapter,
+        memory_share: flags.gpu_memory_utilization,
+        block_size: flags.block_size,
+        num_blocks: flags.num_gpu_blocks_override,
+        kv_cache_bytes: flags.kv_cache_memory_bytes.map(|bytes| bytes.0),
+        max_model_len,
+    }))
+}
+
+/// The runner of `--device`.
+#[cfg(not(feature = "vulkan"))]
+fn device_runner(flags: &CoreFlags, max_model_len: Option<u32>) -> anyhow::Result<RunnerChoice> {
+    anyhow::ensure!(
+        !matches!(flags.device, DeviceKind::Vulkan(_)),
+        "--device {}: this pawl was built without its feature vulkan; choose cpu",
+        flags.device
+    );
+    Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len)))
 }
 
 fn cpu_config(flags: &CoreFlags, max_model_len: Option<u32>) -> CpuConfig {

@@ -100,4 +100,7 @@ pub enum RunnerChoice {
     Mock(MockConfig),
     /// The model, on this machine's cores.
     Cpu(CpuConfig),
+    /// The model, on a Vulkan device.
+    #[cfg(feature = "vulkan")]
+    Vulkan(crate::runner::vulkan::VulkanConfig),
 }

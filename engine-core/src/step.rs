@@ -153,6 +153,38 @@ pub trait Runner: Send {
         progress: &Progress,
         result: &mut StepResult,
     ) -> Result<(), RunnerError>;
+
+    /// Begins one step. A runner whose device works on its own returns before the step is done;
+    /// any other runs it to its end. Whether `result` is what came of it.
+    ///
+    /// # Errors
+    /// As [`Runner::execute`].
+    fn submit(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        result: &mut StepResult,
+    ) -> Result<bool, RunnerError> {
+        self.execute(plan, progress, result).map(|()| true)
+    }
+
+    /// Whether the oldest step that was begun is done within `wait`, and `result` what came of it.
+    ///
+    /// # Errors
+    /// As [`Runner::execute`].
+    fn collect(
+        &mut self,
+        _wait: Duration,
+        _progress: &Progress,
+        _result: &mut StepResult,
+    ) -> Result<bool, RunnerError> {
+        Ok(false)
+    }
+
+    /// Steps that were begun and not collected.
+    fn num_begun(&self) -> usize {
+        0
+    }
 }
 
 /// Why a runner could not go on.

@@ -1,5 +1,8 @@
 //! Flags of the engine-core, also taken by `serve`, which passes them on.
 
+use std::fmt;
+use std::str::FromStr;
+
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -17,14 +20,52 @@ pub enum RunnerKind {
 }
 
 /// `--device`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The best there is
+    /// A GPU, if there is one, else the processor.
     #[default]
     Auto,
-    /// The processor
+    /// The processor.
     Cpu,
+    /// This Vulkan adapter, or the best there is.
+    Vulkan(Option<usize>),
+}
+
+impl FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "vulkan" => Ok(Self::Vulkan(None)),
+            _ => {
+                let index = text.strip_prefix("vulkan:").and_then(|index| index.parse().ok());
+                index.map(|index| Self::Vulkan(Some(index))).ok_or_else(|| {
+                    "write auto, cpu, vulkan, or vulkan:0 for the first adapter that `pawl doctor` \
+                     lists"
+                        .into()
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Vulkan(None) => f.write_str("vulkan"),
+            Self::Vulkan(Some(index)) => write!(f, "vulkan:{index}"),
+        }
+    }
+}
+
+impl Serialize for DeviceKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 /// `--scheduling-policy`
@@ -70,8 +111,15 @@ pub struct CoreFlags {
     /// What runs the steps
     #[arg(long, value_enum, default_value_t, env = "PAWL_RUNNER", help_heading = "Model")]
     pub runner: RunnerKind,
-    /// Device the model runs on
-    #[arg(long, value_enum, default_value_t, env = "PAWL_DEVICE", help_heading = "Model")]
+    /// Device the model runs on: cpu, vulkan or vulkan:INDEX, or auto, which is a GPU if there is
+    /// one
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        default_value_t,
+        env = "PAWL_DEVICE",
+        help_heading = "Model"
+    )]
     pub device: DeviceKind,
     /// Longest sequence, prompt and output together; auto or -1 is the model's own [default: auto]
     #[arg(long, value_name = "TOKENS", env = "PAWL_MAX_MODEL_LEN", help_heading = "Model",
@@ -110,6 +158,17 @@ pub struct CoreFlags {
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory_bytes: Option<Bytes>,
+    /// Share of a GPU's memory for weights, activations and KV cache; nothing on a CPU
+    #[arg(
+        long,
+        visible_alias = "device-memory-utilization",
+        value_name = "SHARE",
+        default_value_t = 0.9,
+        env = "PAWL_GPU_MEMORY_UTILIZATION",
+        help_heading = "KV cache",
+        value_parser = whole_share
+    )]
+    pub gpu_memory_utilization: f64,
     /// Number of KV blocks, instead of a size in bytes
     #[arg(
         long,
@@ -269,6 +328,11 @@ fn seed(text: &str) -> Result<u64, String> {
         "write a whole number from 0 to 18446744073709551615, or leave it out for one that is drawn"
             .to_owned()
     })
+}
+
+fn whole_share(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "write a number above 0, up to 1".into())
 }
 
 /// Compute threads at most: no machine has more processors that would help one model, and each

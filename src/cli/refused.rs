@@ -105,11 +105,6 @@ pub const FOREIGN: &[(&str, Answer, &str)] = &[
     ("--attention-config -ac --kernel-config --moe-backend --linear-backend", Refused, GPU),
     ("--disable-cascade-attn", Switch, "Pawl has no cascade attention to switch off"),
     ("--disable-hybrid-kv-cache-manager", Switch, "there is one kind of KV cache"),
-    (
-        "--gpu-memory-utilization --device-memory-utilization",
-        Refused,
-        "on a CPU, size the KV cache with --kv-cache-memory-bytes",
-    ),
     ("--swap-space", AnyValue, "a preempted request is computed again"),
     ("--cpu-offload-gb --kv-offloading-size", Only(&["0"]), OFFLOAD),
     ("--offload-backend --kv-offloading-backend", Refused, OFFLOAD),

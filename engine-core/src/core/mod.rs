@@ -23,10 +23,12 @@ use crate::engine::driver::{self, EngineChannels};
 use crate::engine::{Engine, EngineConfig, Inbox};
 use crate::io::{self, EngineEnd, IoChannels, IoContext};
 use crate::kv_cache::CacheConfig;
-use crate::runner::cpu::CpuRunner;
+use crate::runner::cpu::{CpuRunner, LoadProgress};
 use crate::runner::mock::MockRunner;
+#[cfg(feature = "vulkan")]
+use crate::runner::vulkan::VulkanRunner;
 use crate::runner::{self, Loaded, RunnerChannels, catch_panic};
-use crate::step::{Progress, RunnerSpec};
+use crate::step::{Progress, Runner, RunnerSpec};
 
 /// Messages from clients that wait for the engine, which takes them also while a step runs. When
 /// it is full the io thread stops reading, and the sockets push back on the clients.
@@ -219,18 +221,20 @@ fn wait_for_model(
 fn load(config: &CoreConfig, progress: &Progress) -> anyhow::Result<Loaded<ModelCard>> {
     match &config.runner {
         RunnerChoice::Cpu(cpu) => {
-            let path = config.model.as_deref();
-            let path = path.context("no model: name a GGUF file, or choose --runner mock")?;
-            let cannot_use = || format!("cannot use {}", path.display());
-            let file = GgufFile::open(path)?;
-            let card = ModelCard::from_gguf(&file).with_context(cannot_use)?;
             // The cache is sized by the longest sequence.
             let mut cpu = cpu.clone();
             cpu.max_model_len = config.max_model_len.or(cpu.max_model_len);
-            let on_load = &config.on_load;
-            let runner = CpuRunner::load(&file, &cpu, progress, &mut |loaded| on_load(loaded))
-                .with_context(cannot_use)?;
-            Ok(Loaded { runner: Box::new(runner), card })
+            load_model(config, |file, loading| {
+                Ok(Box::new(CpuRunner::load(file, &cpu, progress, loading)?))
+            })
+        }
+        #[cfg(feature = "vulkan")]
+        RunnerChoice::Vulkan(vulkan) => {
+            let mut vulkan = vulkan.clone();
+            vulkan.max_model_len = config.max_model_len.or(vulkan.max_model_len);
+            load_model(config, |file, loading| {
+                Ok(Box::new(VulkanRunner::load(file, &vulkan, progress, loading)?))
+            })
         }
         RunnerChoice::Mock(mock) => {
             let card = match &config.model {
@@ -242,6 +246,21 @@ fn load(config: &CoreConfig, progress: &Progress) -> anyhow::Result<Loaded<Model
             Ok(Loaded { runner: Box::new(MockRunner::new(mock)), card })
         }
     }
+}
+
+/// Opens the model's file, and loads a runner from it.
+fn load_model(
+    config: &CoreConfig,
+    load: impl FnOnce(&GgufFile, &mut dyn FnMut(LoadProgress)) -> anyhow::Result<Box<dyn Runner>>,
+) -> anyhow::Result<Loaded<ModelCard>> {
+    let path = config.model.as_deref();
+    let path = path.context("no model: name a GGUF file, or choose --runner mock")?;
+    let cannot_use = || format!("cannot use {}", path.display());
+    let file = GgufFile::open(path)?;
+    let card = ModelCard::from_gguf(&file).with_context(cannot_use)?;
+    let on_load = &config.on_load;
+    let runner = load(&file, &mut |loaded| on_load(loaded)).with_context(cannot_use)?;
+    Ok(Loaded { runner, card })
 }
 
 fn engine_config(
@@ -300,6 +319,8 @@ fn ready_response(
     let cache_dtype = match &config.runner {
         RunnerChoice::Mock(_) => "auto".into(),
         RunnerChoice::Cpu(cpu) => format!("{:?}", cpu.kv_cache_dtype).to_lowercase(),
+        #[cfg(feature = "vulkan")]
+        RunnerChoice::Vulkan(_) => "auto".into(),
     };
     ReadyResponse {
         max_model_len: max_model_len.into(),

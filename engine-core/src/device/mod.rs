@@ -8,6 +8,8 @@
 //! All of std::arch, `half` and the layouts of weights stay below this folder.
 
 pub mod cpu;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 use std::sync::atomic::AtomicU64;
 
@@ -193,7 +195,7 @@ pub trait Device: Send {
 pub enum DeviceError {
     /// No kernel reads this encoding.
     #[error(
-        "tensor {tensor} is {dtype}, which the CPU device cannot read; it reads F32, F16, BF16, \
+        "tensor {tensor} is {dtype}, which no kernel reads; they read F32, F16, BF16, \
          Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K: requantise the model to one of these"
     )]
     UnsupportedType {
@@ -211,6 +213,9 @@ pub enum DeviceError {
     /// The system gave no memory.
     #[error("cannot allocate {bytes} bytes for {what}: {cause}")]
     Memory { what: &'static str, bytes: usize, cause: std::io::Error },
+    /// No adapter, or one that failed: the text says what, in the driver's words where it has any.
+    #[error("Vulkan: {0}")]
+    Vulkan(String),
     /// `PAWL_CPU_ISA` or the configuration asks for what this machine lacks.
     #[error("CPU instruction set {asked:?} is not available here; choose one of {available}")]
     Isa { asked: String, available: String },

@@ -6,10 +6,16 @@
 
 pub mod cpu;
 pub mod mock;
+mod requests;
 pub mod sampler;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -54,21 +60,45 @@ pub(crate) fn run<C>(
             return;
         }
     };
-    for plan in &channels.plans {
-        let step = plan.step;
-        let result = catch_panic("running a step", || {
-            let mut result = channels.spent.try_recv().unwrap_or_default();
-            runner.execute(&plan, progress, &mut result)?;
-            Ok(result)
-        });
+    while let Some(result) = next_result(runner.as_mut(), channels, progress).transpose() {
         let failed = result.is_err();
         if failed {
-            tracing::error!(step, "the runner failed");
+            tracing::error!("the runner failed");
         }
         if channels.results.send(result).is_err() || failed {
             return;
         }
     }
+}
+
+/// How long a device is waited for before new plans are looked for: a plan that waits this long
+/// still finds the device busy, and a result that does is not felt.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Begins steps as they are planned, until one is done; `None` when the plans have ended.
+fn next_result<C>(
+    runner: &mut dyn Runner,
+    channels: &RunnerChannels<C>,
+    progress: &Progress,
+) -> anyhow::Result<Option<StepResult>> {
+    catch_panic("running a step", || {
+        let mut result = channels.spent.try_recv().unwrap_or_default();
+        loop {
+            let plan = if runner.num_begun() == 0 {
+                let Ok(plan) = channels.plans.recv() else { return Ok(None) };
+                Some(plan)
+            } else {
+                channels.plans.try_recv().ok()
+            };
+            let done = match plan {
+                Some(plan) => runner.submit(&plan, progress, &mut result)?,
+                None => runner.collect(LOOK_EVERY, progress, &mut result)?,
+            };
+            if done {
+                return Ok(Some(result));
+            }
+        }
+    })
 }
 
 /// Runs `work` and turns a panic into an error that names what was being done.

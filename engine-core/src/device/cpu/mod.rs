@@ -15,7 +15,7 @@ mod lanes;
 pub(crate) mod logits;
 mod matmul;
 pub mod measure;
-mod packed;
+pub(in crate::device) mod packed;
 pub mod profile;
 mod quantise;
 mod rows;
@@ -33,6 +33,8 @@ pub use kv::{KvDtype, block_bytes};
 use packed::{Kind, PackedMatrix, Part};
 use profile::{Part as ProfilePart, Profile};
 use quantise::{GROUP_ROWS, QuantisedBlock};
+#[cfg(feature = "vulkan")]
+pub(in crate::device) use rows::rope_angles;
 use threads::{Pool, Team};
 pub use threads::{allowed_cores, physical_cores};
 
@@ -378,6 +380,15 @@ fn pack(
         loaded(source.data.len() as u64);
     }
     Ok((arena, weights))
+}
+
+/// The values of a vector.
+///
+/// # Errors
+/// [`DeviceError::UnsupportedType`] where they are quantised.
+#[cfg(feature = "vulkan")]
+pub(in crate::device) fn vector_values(source: &WeightSource<'_>) -> Result<Vec<f32>, DeviceError> {
+    read_vector(source, packed::check_source(source)?)
 }
 
 fn read_vector(source: &WeightSource<'_>, kind: Kind) -> Result<Vec<f32>, DeviceError> {

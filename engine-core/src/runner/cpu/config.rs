@@ -166,13 +166,13 @@ impl CpuConfig {
     }
 }
 
-fn gib(bytes: u64) -> String {
+pub(in crate::runner) fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)
 }
 
 /// Memory that could be taken now without pushing others out: what the system and, where there is
 /// one, the container's limit leave.
-fn free_memory_bytes() -> u64 {
+pub(in crate::runner) fn free_memory_bytes() -> u64 {
     let read_number =
         |path: &str| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
     let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {

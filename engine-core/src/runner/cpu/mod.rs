@@ -5,8 +5,7 @@
 //! requests: what a row computes depends neither on the rows beside it nor on where a prompt was
 //! cut, so cutting changes no bit.
 
-mod config;
-mod requests;
+pub(in crate::runner) mod config;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -19,8 +18,8 @@ use std::time::Instant;
 use pawl_shared::model_card::GgufFile;
 
 pub use config::{CpuConfig, KvCacheDtype, LoadError};
-use requests::Requests;
 
+use super::requests::Requests;
 use super::sampler::{self, Choice, Scratch};
 use crate::device::cpu::profile::Profile;
 use crate::device::cpu::{CpuDevice, CpuDeviceConfig, Isa};

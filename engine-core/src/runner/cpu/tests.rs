@@ -4,31 +4,17 @@ use pawl_shared::model_card::GgmlType;
 use pawl_shared::protocol::SamplingParams;
 
 use super::*;
-use crate::device::cpu::testing::{allocations_counted, assert_same_bits, fast_isas};
+use crate::device::cpu::testing::{allocations_counted, fast_isas};
 use crate::model::testing::TinyLlama;
+use crate::runner::testing::{
+    Driver, OUTPUT, Text, assert_same_texts, new_request, note, prompt, scheduled, table,
+};
 use crate::step::{BlockId, BlockTableUpdate, NewRequest, RequestKey};
 
-/// Tokens that each request samples.
-const OUTPUT: usize = 12;
-
-/// A runner, and the blocks it has handed out.
-struct Driver {
-    runner: CpuRunner,
-    progress: Progress,
-    step: u64,
-}
-
-/// What a request sampled, with the logprobs of the five best at each step.
-#[derive(Clone, Debug, PartialEq)]
-struct Text {
-    tokens: Vec<u32>,
-    logprobs: Vec<f32>,
-}
-
-fn driver(tiny: TinyLlama, config: CpuConfig) -> Driver {
+fn driver(tiny: TinyLlama, config: CpuConfig) -> Driver<CpuRunner> {
     let progress = Progress::default();
     let runner = CpuRunner::load(&tiny.file(), &config, &progress, &mut |_| ()).unwrap();
-    Driver { runner, progress, step: 0 }
+    Driver::new(runner)
 }
 
 fn config(isa: Isa, threads: usize) -> CpuConfig {
@@ -38,99 +24,6 @@ fn config(isa: Isa, threads: usize) -> CpuConfig {
         num_blocks: Some(600),
         max_model_len: Some(512),
         ..CpuConfig::default()
-    }
-}
-
-fn sampling() -> Arc<SamplingParams> {
-    Arc::new(SamplingParams {
-        temperature: 0.8,
-        top_p: 0.95,
-        logprobs: Some(5),
-        ..SamplingParams::default()
-    })
-}
-
-fn prompt(index: usize) -> Arc<[u32]> {
-    let len = [1, 15, 16, 17, 33, 64, 100, 300][index % 8];
-    (0..len).map(|i| ((i * 37 + index * 11 + i * i) % 203) as u32).collect()
-}
-
-fn new_request(index: usize) -> NewRequest {
-    let (key, seed) = (RequestKey(index as u64), index as u64);
-    NewRequest { key, prompt: prompt(index), sampling: sampling(), seed }
-}
-
-/// Where a request's blocks lie: every way gives it room for prompt and output.
-fn table(index: usize, stride: usize, first: usize) -> Vec<BlockId> {
-    (0..20).map(|i| BlockId((first + index * 20 + (i * stride) % 20) as u32)).collect()
-}
-
-fn scheduled(index: usize, first: usize, count: usize, samples: bool) -> ScheduledRequest {
-    ScheduledRequest {
-        key: RequestKey(index as u64),
-        first_position: first as u32,
-        num_tokens: count as u32,
-        blocks: BlockTableUpdate::Append(Vec::new()),
-        samples,
-    }
-}
-
-impl Driver {
-    fn execute(&mut self, mut plan: StepPlan) -> Result<Vec<Sampled>, RunnerError> {
-        self.step += 1;
-        plan.step = self.step;
-        let mut result = StepResult::default();
-        self.runner.execute(&plan, &self.progress, &mut result)?;
-        assert_eq!(result.step, self.step);
-        Ok(result.sampled)
-    }
-
-    /// Runs requests together: prompts in chunks of `chunk`, all rows of a step in one plan.
-    fn texts(&mut self, indices: &[usize], chunk: usize, stride: usize, first: usize) -> Vec<Text> {
-        let mut texts = vec![Text { tokens: Vec::new(), logprobs: Vec::new() }; indices.len()];
-        let mut computed = vec![0; indices.len()];
-        let mut plan = StepPlan {
-            new_requests: indices.iter().map(|&index| new_request(index)).collect(),
-            ..StepPlan::default()
-        };
-        while texts.iter().any(|text| text.tokens.len() < OUTPUT) {
-            for (slot, &index) in indices.iter().enumerate() {
-                if texts[slot].tokens.len() == OUTPUT {
-                    continue;
-                }
-                let known = prompt(index).len() + texts[slot].tokens.len();
-                let count = chunk.min(known - computed[slot]);
-                let end = computed[slot] + count;
-                let mut entry = scheduled(index, computed[slot], count, end == known);
-                if computed[slot] == 0 {
-                    entry.blocks = BlockTableUpdate::Replace(table(index, stride, first));
-                }
-                plan.scheduled.push(entry);
-                computed[slot] = end;
-            }
-            let sampled = self.execute(std::mem::take(&mut plan)).unwrap();
-            note(&mut texts, indices, sampled);
-        }
-        plan.finished = indices.iter().map(|&index| RequestKey(index as u64)).collect();
-        self.execute(plan).unwrap();
-        texts
-    }
-}
-
-fn note(texts: &mut [Text], indices: &[usize], sampled: Vec<Sampled>) {
-    for sampled in sampled {
-        let slot = indices.iter().position(|&index| index as u64 == sampled.key.0).unwrap();
-        texts[slot].tokens.push(sampled.token);
-        texts[slot].logprobs.extend(sampled.logprobs.unwrap().logprobs);
-    }
-}
-
-fn assert_same_texts(found: &[Text], expected: &[Text], what: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let what = format!("{what}, request {index}");
-        assert_eq!(found.tokens, expected.tokens, "{what}");
-        assert_same_bits(&found.logprobs, &expected.logprobs, &what);
     }
 }
 

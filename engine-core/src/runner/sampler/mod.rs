@@ -70,6 +70,22 @@ impl Scratch {
     }
 }
 
+/// Whether the token is that of the largest logit, and nothing else is wanted of the row: then
+/// whoever computes it can choose, and the row need not be looked at.
+#[must_use]
+pub fn is_largest_logit(params: &SamplingParams) -> bool {
+    let none = |list: &Option<Vec<Vec<u32>>>| list.as_ref().is_none_or(Vec::is_empty);
+    params.temperature < GREEDY_BELOW
+        && params.logprobs.is_none()
+        && params.allowed_token_ids.is_none()
+        && none(&params.bad_words_token_ids)
+        && (params.min_tokens == 0 || params.all_stop_token_ids.is_empty())
+        && params.logit_bias.as_ref().is_none_or(std::collections::BTreeMap::is_empty)
+        && params.repetition_penalty == 1.0
+        && params.frequency_penalty == 0.0
+        && params.presence_penalty == 0.0
+}
+
 /// Samples a token from `row` (`[vocab_size]`), which is changed on the way.
 pub fn sample(
     row: &mut [f32],

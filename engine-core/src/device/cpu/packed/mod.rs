@@ -25,9 +25,8 @@ use crate::device::cpu::arena::{Buffer, Layout};
 use crate::device::{DeviceError, WeightSource};
 use pawl_shared::model_card::GgmlType;
 
-#[cfg(test)]
 pub use k_quants::{Sixteen, for_each_sixteen};
-pub use repack::pack_tiles;
+pub use repack::{pack_tiles, row_bytes};
 
 /// Rows of a tile.
 pub const TILE: usize = 16;

@@ -1,4 +1,5 @@
-//! What the runner keeps of each request, and the check of a plan against it.
+//! What a runner keeps of each request, and the check of a plan against it: the same for every
+//! device.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +10,9 @@ use crate::runner::sampler::History;
 use crate::step::{
     BlockId, BlockTableUpdate, RequestKey, RunnerError, RunnerSpec, ScheduledRequest, StepPlan,
 };
+
+/// Stands for a token that the device has sampled and the host has not read.
+pub const UNREAD: u32 = u32::MAX;
 
 /// One request.
 #[derive(Debug)]
@@ -55,6 +59,22 @@ impl Requests {
     /// Remembers a sampled token.
     pub fn push_token(&mut self, key: RequestKey, token: u32) {
         self.by_key.get_mut(&key).expect("the plan was checked").tokens.push(token);
+    }
+
+    /// Fills in the oldest token that was remembered as [`UNREAD`]; nothing, if the request is gone.
+    #[cfg(feature = "vulkan")]
+    pub fn fill_in(&mut self, key: RequestKey, token: u32) {
+        let Some(request) = self.by_key.get_mut(&key) else { return };
+        let unread = request.tokens.iter_mut().rev().take_while(|token| **token == UNREAD);
+        if let Some(oldest) = unread.last() {
+            *oldest = token;
+        }
+    }
+
+    /// Whether the request is still known.
+    #[cfg(feature = "vulkan")]
+    pub fn knows(&self, key: RequestKey) -> bool {
+        self.by_key.contains_key(&key)
     }
 
     /// Forgets, learns and updates as `plan` says, and checks all of it.
