@@ -161,7 +161,6 @@ pub struct CoreFlags {
     /// Share of a GPU's memory for weights, activations and KV cache; nothing on a CPU
     #[arg(
         long,
-        visible_alias = "device-memory-utilization",
         value_name = "SHARE",
         default_value_t = 0.9,
         env = "PAWL_GPU_MEMORY_UTILIZATION",

@@ -105,6 +105,7 @@ pub const FOREIGN: &[(&str, Answer, &str)] = &[
     ("--attention-config -ac --kernel-config --moe-backend --linear-backend", Refused, GPU),
     ("--disable-cascade-attn", Switch, "Pawl has no cascade attention to switch off"),
     ("--disable-hybrid-kv-cache-manager", Switch, "there is one kind of KV cache"),
+    ("--device-memory-utilization", Refused, "see --gpu-memory-utilization"),
     ("--swap-space", AnyValue, "a preempted request is computed again"),
     ("--cpu-offload-gb --kv-offloading-size", Only(&["0"]), OFFLOAD),
     ("--offload-backend --kv-offloading-backend", Refused, OFFLOAD),
