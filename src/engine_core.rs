@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use nix::unistd::getppid;
+#[cfg(feature = "vulkan")]
+use pawl_engine_core::device::vulkan::{Wanted, choose, list};
 use pawl_engine_core::runner::cpu::{CpuConfig, LoadProgress};
 use pawl_engine_core::runner::mock::{Fault, MockConfig, Script};
 #[cfg(feature = "vulkan")]
@@ -165,24 +167,31 @@ fn mock_config(flags: &CoreFlags) -> anyhow::Result<MockConfig> {
     })
 }
 
-/// The runner of `--device`.
+/// The adapter that `device` asks for; `None` is the processor. What `auto` takes is told.
 #[cfg(feature = "vulkan")]
-fn device_runner(flags: &CoreFlags, max_model_len: Option<u32>) -> anyhow::Result<RunnerChoice> {
-    use pawl_engine_core::device::vulkan::{Wanted, choose, list};
-    let adapter = match flags.device {
-        DeviceKind::Cpu => return Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len))),
+pub fn adapter(device: DeviceKind) -> Option<Wanted> {
+    match device {
+        DeviceKind::Cpu => None,
         DeviceKind::Auto => match choose(&list(), Wanted::Gpu) {
             Ok(index) => {
                 tracing::info!("--device auto takes the GPU vulkan:{index}");
-                Wanted::Index(index)
+                Some(Wanted::Index(index))
             }
             Err(reason) => {
                 tracing::info!("--device auto takes the CPU: {reason}");
-                return Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len)));
+                None
             }
         },
-        DeviceKind::Vulkan(None) => Wanted::Best,
-        DeviceKind::Vulkan(Some(index)) => Wanted::Index(index),
+        DeviceKind::Vulkan(None) => Some(Wanted::Best),
+        DeviceKind::Vulkan(Some(index)) => Some(Wanted::Index(index)),
+    }
+}
+
+/// The runner of `--device`.
+#[cfg(feature = "vulkan")]
+fn device_runner(flags: &CoreFlags, max_model_len: Option<u32>) -> anyhow::Result<RunnerChoice> {
+    let Some(adapter) = adapter(flags.device) else {
+        return Ok(RunnerChoice::Cpu(cpu_config(flags, max_model_len)));
     };
     anyhow::ensure!(
         matches!(flags.kv_cache_dtype, KvCacheDtype::Auto | KvCacheDtype::F16),

@@ -7,6 +7,8 @@ use pawl_shared::protocol::SamplingParams;
 
 use crate::device::cpu::profile::Part;
 use crate::runner::cpu::CpuRunner;
+#[cfg(feature = "vulkan")]
+use crate::runner::vulkan::VulkanRunner;
 use crate::step::{
     BlockId, BlockTableUpdate, NewRequest, Progress, RequestKey, Runner, RunnerError,
     ScheduledRequest, StepPlan, StepResult,
@@ -83,6 +85,22 @@ pub fn decode_profile(
     Driver::new(runner).decode(bench, CpuRunner::start_profile)?;
     let parts = runner.take_profile().map(|profile| profile.parts()).unwrap_or_default();
     Ok(parts.into_iter().map(|(part, time)| (part, time / bench.decode_steps)).collect())
+}
+
+/// A decode step by the device's own clock, if it has one; of steps of their own.
+///
+/// # Errors
+/// The runner's.
+#[cfg(feature = "vulkan")]
+pub fn decode_device_time(
+    runner: &mut VulkanRunner,
+    bench: StepBench,
+) -> Result<Option<Duration>, RunnerError> {
+    let forget = |runner: &mut VulkanRunner| {
+        runner.take_device_time();
+    };
+    Driver::new(runner).decode(bench, forget)?;
+    Ok(runner.take_device_time())
 }
 
 struct Driver<'a, R: Runner + ?Sized> {

@@ -2,6 +2,8 @@
 
 mod serve;
 mod step;
+#[cfg(feature = "vulkan")]
+mod step_vulkan;
 
 use std::process::ExitCode;
 

@@ -14,7 +14,7 @@ use pawl_engine_core::step::Progress;
 use pawl_shared::model_card::{GgufFile, ModelCard};
 use serde_json::json;
 
-use crate::cli::KvCacheDtype;
+use crate::cli::{DeviceKind, KvCacheDtype};
 
 /// Tokens of a sequence: as many as the longest context there is.
 const TOKENS_MAX: i64 = 1 << 20;
@@ -43,6 +43,9 @@ pub struct BenchStepArgs {
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_rounds: u32,
+    /// Device: cpu, vulkan or vulkan:INDEX, or auto, which is a GPU if there is one
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceKind::Cpu)]
+    pub device: DeviceKind,
     /// Compute threads [default: one for each physical core that this process may use]
     #[arg(long, value_parser = crate::cli::threads)]
     pub threads: Option<usize>,
@@ -72,6 +75,16 @@ pub fn run(args: &BenchStepArgs) -> anyhow::Result<ExitCode> {
         prefill: args.prefill,
         prefill_rounds: args.prefill_rounds,
     };
+    #[cfg(feature = "vulkan")]
+    if let Some(adapter) = crate::engine_core::adapter(args.device) {
+        return super::step_vulkan::run(args, bench, adapter);
+    }
+    #[cfg(not(feature = "vulkan"))]
+    anyhow::ensure!(
+        !matches!(args.device, DeviceKind::Vulkan(_)),
+        "--device {}: this pawl was built without its feature vulkan; choose cpu",
+        args.device
+    );
     let mut runner = load(args, bench)?;
     let bytes = runner.bytes_of_decode(bench.batch, bench.context + bench.decode_steps / 2);
     let mut machine = Machine::new(runner.threads(), usize::try_from(bytes)?)?;
@@ -115,10 +128,15 @@ fn load(args: &BenchStepArgs, bench: StepBench) -> anyhow::Result<CpuRunner> {
         max_model_len: Some(sequence),
         ..CpuConfig::default()
     };
-    let of_batch = bench.batch * (bench.context + bench.decode_steps).div_ceil(config.block_size);
-    // Block 0 is never handed out.
-    config.num_blocks = Some(1 + of_batch.max(sequence.div_ceil(config.block_size)));
+    config.num_blocks = Some(blocks(bench, config.block_size));
     Ok(CpuRunner::load(&file, &config, &Progress::default(), &mut |_| ())?)
+}
+
+/// KV blocks that the bench needs.
+pub fn blocks(bench: StepBench, block_size: u32) -> u32 {
+    let of_batch = bench.batch * (bench.context + bench.decode_steps).div_ceil(block_size);
+    // Block 0 is never handed out.
+    1 + of_batch.max(bench.prefill.div_ceil(block_size)).max(1)
 }
 
 /// What was measured.
@@ -208,6 +226,6 @@ impl Result {
     }
 }
 
-fn ms(time: Duration) -> f64 {
+pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }

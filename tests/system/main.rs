@@ -29,4 +29,5 @@ mod python;
 mod recording;
 mod scraping;
 mod streams;
+mod vulkan;
 mod weights;

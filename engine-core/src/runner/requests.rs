@@ -61,7 +61,8 @@ impl Requests {
         self.by_key.get_mut(&key).expect("the plan was checked").tokens.push(token);
     }
 
-    /// Fills in the oldest token that was remembered as [`UNREAD`]; nothing, if the request is gone.
+    /// Fills in the oldest token that was remembered as [`UNREAD`]; nothing, if the request is
+    /// gone.
     #[cfg(feature = "vulkan")]
     pub fn fill_in(&mut self, key: RequestKey, token: u32) {
         let Some(request) = self.by_key.get_mut(&key) else { return };

@@ -115,7 +115,7 @@ impl Offer {
         // subgroup must be at the same block: with one segment they are.
         let subgroups = self.subgroup.is_some_and(|(least, _)| least >= 8);
         match self.kind {
-            AdapterKind::Software => Path { segments: 1, subgroups, tokens_max: 64 },
+            AdapterKind::Software => Path { segments: 1, subgroups, tokens_max: 32 },
             _ => Path { segments: 8, subgroups: false, tokens_max: 512 },
         }
     }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::buffers::Ready;
+use super::kernels::{Kernel, PRODUCT_ROWS};
 use super::program::Groups;
-use super::{Failure, Ready, VulkanDevice};
-use crate::device::vulkan::kernels::{Kernel, PRODUCT_ROWS};
+use super::{Failure, Gpu, VulkanDevice};
 use crate::device::{Batch, DeviceError};
 
 /// Marks a token that is still in a slot of the device.
@@ -31,7 +32,42 @@ pub struct Told {
     pub tokens: Vec<(u32, u32)>,
     /// The rows of logits that were wanted, one after another.
     pub logits: Vec<f32>,
+    /// Time that the device took, by its own clock, where it has one and a row was taken.
+    pub device_time: Option<Duration>,
 }
+
+/// Time stamps of a submission's beginning and end.
+pub struct Timing {
+    set: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+    /// Nanoseconds of a tick.
+    period: f32,
+}
+
+impl Timing {
+    /// Nothing, where the adapter has no such clock.
+    ///
+    /// # Errors
+    /// [`DeviceError::Vulkan`] in the driver's words.
+    pub fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
+        if !gpu.offer.timestamps {
+            return Ok(None);
+        }
+        let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
+        let resolved = gpu.buffer("time stamps", TIME_BYTES, usage)?;
+        let set = gpu.scoped("cannot take times", || {
+            gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
+                label: None,
+                ty: wgpu::QueryType::Timestamp,
+                count: 2,
+            })
+        })?;
+        Ok(Some(Self { set, resolved, period: gpu.queue.get_timestamp_period() }))
+    }
+}
+
+/// Bytes of two time stamps.
+const TIME_BYTES: u64 = 16;
 
 /// A buffer that the host can map, large enough for what a submission tells.
 struct ReadBack {
@@ -72,14 +108,27 @@ impl VulkanDevice {
         self.tell(batch, slots);
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let timing = self.timing.as_ref();
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                label: None,
+                timestamp_writes: timing.map(|timing| wgpu::ComputePassTimestampWrites {
+                    query_set: &timing.set,
+                    beginning_of_pass_write_index: Some(0),
+                    end_of_pass_write_index: Some(1),
+                }),
+            });
             self.encode(&mut pass, &self.resident.body, rows as u32);
             if taken > 0 {
                 self.encode(&mut pass, &self.resident.head, taken as u32);
             }
         }
         if let Some(ReadBack { buffer, .. }) = &read_back {
-            encoder.copy_buffer_to_buffer(&self.resident.told, 0, buffer, 0, 8 * taken as u64);
+            if let Some(Timing { set, resolved, .. }) = &self.timing {
+                encoder.resolve_query_set(set, 0..2, resolved, 0);
+                encoder.copy_buffer_to_buffer(resolved, 0, buffer, 0, TIME_BYTES);
+            }
+            let told = &self.resident.told;
+            encoder.copy_buffer_to_buffer(told, 0, buffer, TIME_BYTES, 8 * taken as u64);
             let row_bytes = 4 * self.vocab_size as u64;
             for (to, &from) in wanted.iter().enumerate() {
                 encoder.copy_buffer_to_buffer(
@@ -141,12 +190,18 @@ impl VulkanDevice {
         let told = {
             let view = read_back.buffer.get_mapped_range(..);
             let view = view.map_err(|error| DeviceError::Vulkan(error.to_string()))?;
-            let pairs: &[u32] = bytemuck::cast_slice(&view[..8 * oldest.taken]);
+            let (times, rest) = view.split_at(TIME_BYTES as usize);
+            let pairs: &[u32] = bytemuck::cast_slice(&rest[..8 * oldest.taken]);
             let from = logits_at(oldest.taken) as usize;
             let logits = &view[from..from + 4 * oldest.wanted * self.vocab_size];
             Told {
                 tokens: pairs.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
                 logits: bytemuck::cast_slice(logits).to_vec(),
+                device_time: self.timing.as_ref().map(|timing| {
+                    let ticks: &[u64] = bytemuck::cast_slice(times);
+                    let ticks = ticks[1].saturating_sub(ticks[0]);
+                    Duration::from_nanos((ticks as f64 * f64::from(timing.period)) as u64)
+                }),
             }
         };
         read_back.buffer.unmap();
@@ -222,7 +277,7 @@ impl VulkanDevice {
     }
 }
 
-/// Where the rows of logits start in what the host reads.
+/// Where the rows of logits start in what the host reads: behind the times and the tokens.
 fn logits_at(taken: usize) -> u64 {
-    (8 * taken as u64).next_multiple_of(16)
+    TIME_BYTES + (8 * taken as u64).next_multiple_of(16)
 }

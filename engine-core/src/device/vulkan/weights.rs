@@ -1,10 +1,10 @@
 //! Weights in device memory: from the file's rows to tiles of 64 rows and blocks of 32 columns.
 //!
-//! `values`: `[tile][block][vector][row of the tile]` of vectors of four words, so that neighbouring
-//! threads read neighbouring vectors. `scales`: `[tile][block][row of the tile]` of words, two half
-//! floats each; only [`Kind::Q4`] and [`Kind::Q8`] have them. Row `4 · lane + i` of a tile lies at
-//! place `16 · i + lane`: a thread's four rows are neighbours, its loads and those of its
-//! neighbours too.
+//! `values`: `[tile][block][vector][row of the tile]` of vectors of four words, so that
+//! neighbouring threads read neighbouring vectors. `scales`: `[tile][block][row of the tile]` of
+//! words, two half floats each; only [`Kind::Q4`] and [`Kind::Q8`] have them. Row `4 · lane + i` of
+//! a tile lies at place `16 · i + lane`: a thread's four rows are neighbours, its loads and those
+//! of its neighbours too.
 
 use half::f16;
 use pawl_shared::model_card::GgmlType;

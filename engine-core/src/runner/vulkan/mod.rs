@@ -21,7 +21,7 @@ pub use config::VulkanConfig;
 use super::cpu::{LoadError, LoadProgress};
 use super::requests::{Requests, UNREAD};
 use super::sampler::{self, Scratch};
-use crate::device::cpu::Isa;
+use crate::device::cpu::{Isa, KvDtype, block_bytes};
 use crate::device::vulkan::{
     Gpu, IN_SLOT, Programs, Submission, Told, VulkanDevice, VulkanDeviceConfig, choose, list,
 };
@@ -51,6 +51,18 @@ pub struct VulkanRunner {
     /// Collected while another step waited for them.
     done: VecDeque<StepResult>,
     last_result: Instant,
+    kv_bytes_per_position: u64,
+    /// Time of the device since it was last asked for, and submissions that it is of.
+    device_times: (Duration, u32),
+}
+
+/// Bytes that a decode step reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeReads {
+    /// As weights and cache lie on the device.
+    pub bytes: u64,
+    /// If the weights lay as in the file.
+    pub fewest: u64,
 }
 
 /// A step that is submitted.
@@ -185,6 +197,8 @@ impl VulkanRunner {
             begun: VecDeque::new(),
             done: VecDeque::new(),
             last_result: Instant::now(),
+            device_times: (Duration::ZERO, 0),
+            kv_bytes_per_position: block_bytes(&plan.attention, 1, KvDtype::F16) as u64,
         })
     }
 
@@ -192,6 +206,21 @@ impl VulkanRunner {
     #[must_use]
     pub fn device(&self) -> &VulkanDevice {
         &self.device
+    }
+
+    /// What a step of `batch` requests of `context` positions each reads, if each of them samples.
+    #[must_use]
+    pub fn decode_reads(&self, batch: u32, context: u32) -> DecodeReads {
+        let kv = u64::from(batch) * u64::from(context) * self.kv_bytes_per_position;
+        let products = self.device.products();
+        DecodeReads { bytes: products.bytes + kv, fewest: products.file_bytes + kv }
+    }
+
+    /// The device's own time of a submission that samples, on the average since this was last
+    /// asked; nothing where it has no clock.
+    pub fn take_device_time(&mut self) -> Option<Duration> {
+        let (sum, count) = std::mem::take(&mut self.device_times);
+        (count > 0).then(|| sum / count)
     }
 
     /// Whether `plan` can be submitted only once the host knows the tokens of the steps before.
@@ -288,7 +317,9 @@ impl VulkanRunner {
             let told = self.device.collect(wait).map_err(|error| failed(begun.step, &error))?;
             let Some(told) = told else { return Ok(None) };
             progress.fetch_add(1, Ordering::Relaxed);
-            let Told { tokens, mut logits } = told;
+            let Told { tokens, mut logits, device_time } = told;
+            self.device_times.0 += device_time.unwrap_or_default();
+            self.device_times.1 += u32::from(device_time.is_some());
             let mut logits = logits.chunks_exact_mut(self.spec.vocab_size as usize);
             for (sampling, (token, nans)) in sampling.iter().zip(tokens) {
                 let key = sampling.key;

@@ -10,8 +10,6 @@ use crate::runner::cpu::{CpuConfig, CpuRunner};
 use crate::runner::testing::{Driver, assert_same_texts, new_request, prompt, scheduled, table};
 use crate::step::NewRequest;
 
-const OUTPUT: usize = 12;
-
 fn config() -> VulkanConfig {
     VulkanConfig { num_blocks: Some(600), max_model_len: Some(512), ..VulkanConfig::default() }
 }
@@ -113,4 +111,81 @@ fn greedy_tokens_are_the_cpus_also_with_a_step_ahead() {
         let found = greedy_texts(&mut runner, 6, ahead, host);
         assert_eq!(found, expected, "ahead: {ahead}, host: {host}");
     }
+}
+
+/// A step is in flight when the device goes: nobody waits for it for ever.
+#[test]
+fn a_lost_device_is_told_within_seconds() {
+    let Some(mut runner) = runner(TinyLlama::default(), false) else { return };
+    let progress = Progress::default();
+    let plan = |step: u64, index: usize| {
+        let mut whole = scheduled(index, 0, prompt(index).len(), true);
+        whole.blocks = BlockTableUpdate::Replace(table(index, 1, 1));
+        StepPlan {
+            step,
+            new_requests: vec![greedy(index)],
+            scheduled: vec![whole],
+            ..StepPlan::default()
+        }
+    };
+    runner.execute(&plan(1, 0), &progress).unwrap();
+    runner.submit(&plan(2, 6), &progress).unwrap();
+    runner.device().lose();
+    let lost = Instant::now();
+    let error = loop {
+        match runner.collect(WAIT, &progress) {
+            // What was in flight may still be done.
+            Ok(Some(_)) => break runner.execute(&plan(3, 1), &progress).unwrap_err(),
+            Ok(None) => assert!(lost.elapsed() < Duration::from_secs(5), "it waits"),
+            Err(error) => break error,
+        }
+    };
+    assert!(lost.elapsed() < Duration::from_secs(5), "{:?}", lost.elapsed());
+    assert!(error.to_string().contains("the device is lost"), "{error}");
+}
+
+/// Memory of this process in pages.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The device in software keeps its memory in this process, so one figure holds for both.
+#[test]
+fn memory_is_flat_over_many_steps() {
+    let steps = if std::env::var_os("PAWL_TEST_SOAK").is_some() { 10_000 } else { 600 };
+    let Some(mut runner) = runner(TinyLlama::default(), false) else { return };
+    let (progress, mut step) = (Progress::default(), 0);
+    let mut decode = |runner: &mut VulkanRunner, count: usize| {
+        // One request after another: prompt of 15, then decodes.
+        for round in 0..count.div_ceil(60) {
+            let key = 8 * round + 1;
+            for index in 0..60 {
+                step += 1;
+                let mut plan = StepPlan { step, ..StepPlan::default() };
+                let len = prompt(key).len();
+                if index == 0 {
+                    let new = NewRequest { key: RequestKey(step), ..greedy(key) };
+                    plan.new_requests.push(new);
+                    let mut whole = scheduled(0, 0, len, true);
+                    whole.key = RequestKey(step);
+                    whole.blocks = BlockTableUpdate::Replace(table(0, 1, 1));
+                    plan.scheduled.push(whole);
+                } else {
+                    let mut one = scheduled(0, len + index - 1, 1, true);
+                    one.key = RequestKey(step - index as u64);
+                    plan.scheduled.push(one);
+                }
+                runner.execute(&plan, &progress).unwrap();
+            }
+            let finished = vec![RequestKey(step - 59)];
+            step += 1;
+            runner.execute(&StepPlan { step, finished, ..StepPlan::default() }, &progress).unwrap();
+        }
+    };
+    decode(&mut runner, 120);
+    let before = resident();
+    decode(&mut runner, steps);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 512, "{grown} pages in {steps} steps");
 }
