@@ -12,6 +12,7 @@ use crate::step::{
 };
 
 /// Stands for a token that the device has sampled and the host has not read.
+#[cfg(feature = "vulkan")]
 pub const UNREAD: u32 = u32::MAX;
 
 /// One request.

@@ -7,7 +7,9 @@ use super::*;
 use crate::device::vulkan::{AdapterKind, Wanted};
 use crate::model::testing::TinyLlama;
 use crate::runner::cpu::{CpuConfig, CpuRunner};
-use crate::runner::testing::{Driver, assert_same_texts, new_request, prompt, scheduled, table};
+use crate::runner::testing::{
+    Driver, OUTPUT, assert_same_texts, new_request, prompt, scheduled, table,
+};
 use crate::step::NewRequest;
 
 fn config() -> VulkanConfig {

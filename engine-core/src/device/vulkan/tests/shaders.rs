@@ -28,13 +28,19 @@ fn access(space: AddressSpace) -> Option<Access> {
     }
 }
 
+/// What every adapter gives that the kernels run on; subgroups are asked for first.
+fn validator() -> Validator {
+    let capabilities = Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    Validator::new(ValidationFlags::all(), capabilities)
+}
+
 /// Every binding of every entry point that uses it, as the shaders declare them.
 #[test]
 fn the_shaders_are_valid_and_these_are_their_bindings() {
     let mut told = String::new();
     for (file, text) in SHADERS {
         let module = parsed(file, text);
-        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::SUBGROUP);
+        let mut validator = validator();
         let info = validator
             .validate(&module)
             .unwrap_or_else(|error| panic!("{}", error.emit_to_string_with_path(text, file)));
@@ -88,7 +94,7 @@ fn kernels_bind_what_their_shaders_use() {
     for (kernel, path) in all {
         let source = kernel.source(path);
         let module = parsed(source.file, source.text);
-        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::SUBGROUP);
+        let mut validator = validator();
         let info = validator.validate(&module).unwrap();
         let index = module.entry_points.iter().position(|e| e.name == source.entry).unwrap();
         let mut used: Vec<_> = module

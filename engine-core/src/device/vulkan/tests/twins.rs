@@ -279,9 +279,9 @@ fn attention_over_mixed_batches() {
             Op::Attention { layer: 0, q, out: attended },
         ]);
         let batches = [
-            Tokens::new(&[(40, 0, &chunk)]),
-            Tokens::new(&[(24, 40, &chunk), (1, 32, &other)]),
-            Tokens::new(&[(1, 64, &chunk), (3, 33, &other), (1, 0, &[60])]),
+            Tokens::new(&[(30, 0, &chunk[..])]),
+            Tokens::new(&[(24, 30, &chunk[..]), (1, 32, &other[..])]),
+            Tokens::new(&[(1, 54, &chunk[..]), (3, 33, &other[..]), (1, 0, &[60][..])]),
         ];
         case.check(attended, &batches, TOLERANCE, &mask);
     }
