@@ -86,7 +86,13 @@ impl<R: Runner> Driver<R> {
     }
 
     /// Runs requests together: prompts in chunks of `chunk`, all rows of a step in one plan.
-    pub fn texts(&mut self, indices: &[usize], chunk: usize, stride: usize, first: usize) -> Vec<Text> {
+    pub fn texts(
+        &mut self,
+        indices: &[usize],
+        chunk: usize,
+        stride: usize,
+        first: usize,
+    ) -> Vec<Text> {
         let mut texts = vec![Text { tokens: Vec::new(), logprobs: Vec::new() }; indices.len()];
         let mut computed = vec![0; indices.len()];
         let mut plan = StepPlan {

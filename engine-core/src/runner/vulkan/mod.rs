@@ -20,7 +20,7 @@ pub use config::VulkanConfig;
 
 use super::cpu::{LoadError, LoadProgress};
 use super::requests::{Requests, UNREAD};
-use super::sampler::{self, Scratch};
+use super::sampler::{self, Choice, Scratch};
 use crate::device::cpu::{Isa, KvDtype, block_bytes};
 use crate::device::vulkan::{
     Gpu, IN_SLOT, Programs, Submission, Told, VulkanDevice, VulkanDeviceConfig, choose, list,
@@ -192,7 +192,7 @@ impl VulkanRunner {
             spec,
             requests: Requests::new(spec),
             slots: Slots::new(),
-            scratch: Scratch::new(Isa::best()),
+            scratch: Scratch::new(Isa::best(), vocab_size as usize),
             rows: RowBuffers::default(),
             begun: VecDeque::new(),
             done: VecDeque::new(),
@@ -240,7 +240,8 @@ impl VulkanRunner {
     /// Collects all steps that were begun.
     fn drain(&mut self, progress: &Progress) -> Result<(), RunnerError> {
         while !self.begun.is_empty() {
-            if let Some(result) = self.collect_oldest(WAIT, progress)? {
+            let mut result = StepResult::default();
+            if self.collect_oldest(WAIT, progress, &mut result)? {
                 self.done.push_back(result);
             }
         }
@@ -311,11 +312,12 @@ impl VulkanRunner {
         &mut self,
         wait: Duration,
         progress: &Progress,
-    ) -> Result<Option<StepResult>, RunnerError> {
-        let Some(begun) = self.begun.front_mut() else { return Ok(None) };
+        result: &mut StepResult,
+    ) -> Result<bool, RunnerError> {
+        let Some(begun) = self.begun.front_mut() else { return Ok(false) };
         while let Some(sampling) = begun.runs.front() {
             let told = self.device.collect(wait).map_err(|error| failed(begun.step, &error))?;
-            let Some(told) = told else { return Ok(None) };
+            let Some(told) = told else { return Ok(false) };
             progress.fetch_add(1, Ordering::Relaxed);
             let Told { tokens, mut logits, device_time } = told;
             self.device_times.0 += device_time.unwrap_or_default();
@@ -331,14 +333,13 @@ impl VulkanRunner {
                         let seed = request.seed;
                         let choice = sampler::sample(row, params, history, seed, &mut self.scratch);
                         self.requests.push_token(key, choice.token);
-                        let logprobs = choice.logprobs.map(|row| vec![row]);
-                        let (tokens, num_nans) = (vec![choice.token], choice.num_nans);
-                        Sampled { key, tokens, logprobs, num_nans }
+                        let Choice { token, logprobs, num_nans } = choice;
+                        Sampled { key, token, logprobs, num_nans }
                     }
                     // Of a request that is gone, no one reads the token.
                     _ => {
                         self.requests.fill_in(key, token);
-                        Sampled { key, tokens: vec![token], logprobs: None, num_nans: nans }
+                        Sampled { key, token, logprobs: None, num_nans: nans }
                     }
                 };
                 begun.sampled.push(sampled);
@@ -350,7 +351,8 @@ impl VulkanRunner {
         let now = Instant::now();
         let execute = now - started.max(self.last_result);
         self.last_result = now;
-        Ok(Some(StepResult { step, sampled, execute }))
+        *result = StepResult { step, sampled, execute };
+        Ok(true)
     }
 }
 
@@ -363,20 +365,23 @@ impl Runner for VulkanRunner {
         self.spec
     }
 
-    fn execute(&mut self, plan: &StepPlan, progress: &Progress) -> Result<StepResult, RunnerError> {
-        self.submit(plan, progress)?;
-        loop {
-            if let Some(result) = self.collect(WAIT, progress)? {
-                return Ok(result);
-            }
-        }
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        progress: &Progress,
+        result: &mut StepResult,
+    ) -> Result<(), RunnerError> {
+        self.submit(plan, progress, result)?;
+        while !self.collect(WAIT, progress, result)? {}
+        Ok(())
     }
 
     fn submit(
         &mut self,
         plan: &StepPlan,
         progress: &Progress,
-    ) -> Result<Option<StepResult>, RunnerError> {
+        _result: &mut StepResult,
+    ) -> Result<bool, RunnerError> {
         if self.waits_for_tokens(plan) {
             self.drain(progress)?;
         }
@@ -407,17 +412,21 @@ impl Runner for VulkanRunner {
         }
         progress.fetch_add(1, Ordering::Relaxed);
         self.begun.push_back(begun);
-        Ok(None)
+        Ok(false)
     }
 
     fn collect(
         &mut self,
         wait: Duration,
         progress: &Progress,
-    ) -> Result<Option<StepResult>, RunnerError> {
+        result: &mut StepResult,
+    ) -> Result<bool, RunnerError> {
         match self.done.pop_front() {
-            Some(result) => Ok(Some(result)),
-            None => self.collect_oldest(wait, progress),
+            Some(done) => {
+                *result = done;
+                Ok(true)
+            }
+            None => self.collect_oldest(wait, progress, result),
         }
     }
 

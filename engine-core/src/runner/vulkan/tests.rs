@@ -41,7 +41,7 @@ fn batch_chunks_and_blocks_do_not_change_a_bit() {
     let all: Vec<usize> = (0..8).collect();
     for masked in [false, true] {
         let Some(runner) = runner(TinyLlama::default(), masked) else { return };
-        let mut driver = Driver::new(Box::new(runner));
+        let mut driver = Driver::new(runner);
         let alone: Vec<_> =
             all.iter().flat_map(|&index| driver.texts(&[index], 1000, 1, 1)).collect();
         assert!(alone.iter().any(|text| text.tokens != alone[0].tokens), "requests differ");
@@ -61,9 +61,10 @@ fn greedy(index: usize) -> NewRequest {
 fn greedy_texts(runner: &mut dyn Runner, count: usize, ahead: bool, host: bool) -> Vec<Vec<u32>> {
     let progress = Progress::default();
     let mut texts = vec![Vec::new(); count];
-    let mut note = |result: StepResult| {
-        for sampled in result.sampled {
-            texts[sampled.key.0 as usize].extend(sampled.tokens);
+    let mut result = StepResult::default();
+    let mut note = |result: &StepResult| {
+        for sampled in &result.sampled {
+            texts[sampled.key.0 as usize].push(sampled.token);
         }
     };
     for step in 0..OUTPUT {
@@ -86,15 +87,19 @@ fn greedy_texts(runner: &mut dyn Runner, count: usize, ahead: bool, host: bool) 
                 plan.scheduled.push(scheduled(index, len + step - 1, 1, true));
             }
         }
-        if let Some(result) = runner.submit(&plan, &progress).unwrap() {
-            note(result);
+        if runner.submit(&plan, &progress, &mut result).unwrap() {
+            note(&result);
         }
         while runner.num_begun() > usize::from(ahead) {
-            runner.collect(WAIT, &progress).unwrap().into_iter().for_each(&mut note);
+            if runner.collect(WAIT, &progress, &mut result).unwrap() {
+                note(&result);
+            }
         }
     }
     while runner.num_begun() > 0 {
-        runner.collect(WAIT, &progress).unwrap().into_iter().for_each(&mut note);
+        if runner.collect(WAIT, &progress, &mut result).unwrap() {
+            note(&result);
+        }
     }
     texts
 }
@@ -130,15 +135,16 @@ fn a_lost_device_is_told_within_seconds() {
             ..StepPlan::default()
         }
     };
-    runner.execute(&plan(1, 0), &progress).unwrap();
-    runner.submit(&plan(2, 6), &progress).unwrap();
+    let mut result = StepResult::default();
+    runner.execute(&plan(1, 0), &progress, &mut result).unwrap();
+    runner.submit(&plan(2, 6), &progress, &mut result).unwrap();
     runner.device().lose();
     let lost = Instant::now();
     let error = loop {
-        match runner.collect(WAIT, &progress) {
+        match runner.collect(WAIT, &progress, &mut result) {
             // What was in flight may still be done.
-            Ok(Some(_)) => break runner.execute(&plan(3, 1), &progress).unwrap_err(),
-            Ok(None) => assert!(lost.elapsed() < Duration::from_secs(5), "it waits"),
+            Ok(true) => break runner.execute(&plan(3, 1), &progress, &mut result).unwrap_err(),
+            Ok(false) => assert!(lost.elapsed() < Duration::from_secs(5), "it waits"),
             Err(error) => break error,
         }
     };
@@ -158,6 +164,7 @@ fn memory_is_flat_over_many_steps() {
     let steps = if std::env::var_os("PAWL_TEST_SOAK").is_some() { 10_000 } else { 600 };
     let Some(mut runner) = runner(TinyLlama::default(), false) else { return };
     let (progress, mut step) = (Progress::default(), 0);
+    let mut result = StepResult::default();
     let mut decode = |runner: &mut VulkanRunner, count: usize| {
         // One request after another: prompt of 15, then decodes.
         for round in 0..count.div_ceil(60) {
@@ -178,11 +185,12 @@ fn memory_is_flat_over_many_steps() {
                     one.key = RequestKey(step - index as u64);
                     plan.scheduled.push(one);
                 }
-                runner.execute(&plan, &progress).unwrap();
+                runner.execute(&plan, &progress, &mut result).unwrap();
             }
             let finished = vec![RequestKey(step - 59)];
             step += 1;
-            runner.execute(&StepPlan { step, finished, ..StepPlan::default() }, &progress).unwrap();
+            let plan = StepPlan { step, finished, ..StepPlan::default() };
+            runner.execute(&plan, &progress, &mut result).unwrap();
         }
     };
     decode(&mut runner, 120);
