@@ -25,8 +25,11 @@ use crate::device::cpu::arena::{Buffer, Layout};
 use crate::device::{DeviceError, WeightSource};
 use pawl_shared::model_card::GgmlType;
 
+#[cfg(any(test, feature = "vulkan"))]
 pub use k_quants::{Sixteen, for_each_sixteen};
-pub use repack::{pack_tiles, row_bytes};
+pub use repack::pack_tiles;
+#[cfg(feature = "vulkan")]
+pub use repack::row_bytes;
 
 /// Rows of a tile.
 pub const TILE: usize = 16;
