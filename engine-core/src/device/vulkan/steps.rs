@@ -215,6 +215,12 @@ impl VulkanDevice {
         self.steps.in_flight.len()
     }
 
+    /// Buffers that the host reads and that wait to be used again.
+    #[cfg(test)]
+    pub(crate) fn num_free_read_backs(&self) -> usize {
+        self.steps.free.len()
+    }
+
     /// A buffer for `tokens` bytes and `rows` rows of logits: one that is free, or a new one.
     fn read_back(&mut self, tokens: usize, rows: usize) -> Result<ReadBack, DeviceError> {
         let bytes = logits_at(tokens / 8) + (4 * rows * self.vocab_size) as u64;
